@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is matched: tokens and labels within a namespace.
+
+Tokens are packed as native int32 into ``bytes``, because comparing an edge with a key is then one
+``memcmp`` and needs no allocation. Non-negative values are token ids; negative ones are labels
+from a :class:`LabelTable`, which stand for content that the token ids do not tell apart (the
+placeholders of an image, say).
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+TOKEN_BYTES = 4
+
+
+class Namespace(NamedTuple):
+    """Who may share with whom: two keys share only if their namespaces are equal.
+
+    A pair rather than a joined string, so that no choice of salt can imitate an adapter, and so
+    that an absent salt (``None``) differs from an empty one.
+    """
+
+    adapter: Hashable = None
+    """Identity of the LoRA adapter, or None for the base model."""
+    salt: str | None = None
+    """The request's ``cache_salt``."""
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Pack ``n`` token ids into ``4 * n`` bytes.
+
+    Raises:
+        OverflowError: if an id does not fit into an int32.
+    """
+    return np.fromiter(tokens, np.int32, len(tokens)).tobytes()
+
+
+class Key:
+    """A namespace and a sequence of int32 tokens, immutable."""
+
+    __slots__ = ("data", "namespace", "tokens")
+
+    def __init__(self, namespace: Namespace, data: bytes) -> None:
+        self.namespace = namespace
+        self.data = data
+        self.tokens = memoryview(data).cast("i")
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], namespace: Namespace | None = None) -> "Key":
+        """The key of a sequence of token ids (and labels)."""
+        return cls(namespace or Namespace(), pack_tokens(tokens))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Key({len(self)} tokens, {self.namespace})"
+
+
+class LabelTable:
+    """Interns content identifiers as negative int32 labels.
+
+    A label stands for exactly one identifier as long as any key or edge holds it, so two items
+    can never be taken for one another, whatever their identifiers hash to. Identifiers that
+    nothing refers to any more are dropped when the table has doubled since the last time, at a
+    cost that is amortised over the identifiers added in between.
+
+    Args:
+        labels_in_use: returns every label that a cached edge or a live key still holds.
+    """
+
+    _MIN_SIZE_TO_SWEEP = 1024
+
+    def __init__(self, labels_in_use: Callable[[], Iterable[int]]) -> None:
+        self._labels_in_use = labels_in_use
+        self._label_of: dict[Hashable, int] = {}
+        self._next = -1
+        self._sweep_at = self._MIN_SIZE_TO_SWEEP
+
+    def __len__(self) -> int:
+        return len(self._label_of)
+
+    def label(self, identifier: Hashable) -> int:
+        """The label of ``identifier``. Amortised O(1).
+
+        Raises:
+            OverflowError: after 2**31 distinct identifiers that had to be told apart.
+        """
+        label = self._label_of.get(identifier)
+        if label is None:
+            if len(self._label_of) >= self._sweep_at:
+                self._sweep()
+            label = self._next
+            if label < -(2**31):
+                raise OverflowError("the label table is exhausted: reset the prefix cache")
+            # Labels are never given out twice: a stale one can only miss.
+            self._next -= 1
+            self._label_of[identifier] = label
+        return label
+
+    def _sweep(self) -> None:
+        in_use = set(self._labels_in_use())
+        self._label_of = {i: label for i, label in self._label_of.items() if label in in_use}
+        self._sweep_at = max(self._MIN_SIZE_TO_SWEEP, 2 * len(self._label_of))

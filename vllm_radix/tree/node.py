@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node of the tree: an edge, the blocks it owns, and its place."""
+
+import sys
+from typing import Optional
+
+from vllm_radix.tree.key import TOKEN_BYTES, Namespace
+
+
+class Node:
+    """A span of tokens below a parent. Only :class:`~vllm_radix.tree.tree.RadixTree` changes it.
+
+    Attributes:
+        parent: the node above; None for a root and for a node that left the tree.
+        children: by first token of the child's edge.
+        start: tokens between the root and this edge.
+        edge: the packed int32 tokens of the edge. A bytearray: appending to it and cutting its
+            front are amortised O(1) per token.
+        blocks: ids of the owned blocks, in order. Block ``blocks[i]`` holds the tokens of block
+            ``start // block_size + i`` of the prefix.
+        lock_count: handles that end at this node or below it.
+        last_access: tick of the tree's clock at the last use.
+        hits: how many matches were acquired through this node.
+        priority: the most important (lowest) request priority that used this node.
+        detached: not to be found any more; the blocks go free with the last lock.
+        ticket: this node's entry in the eviction heap; 0 if it has none.
+        cell: a list of one, this node. The tree files blocks under the cell of their node, so that
+            a split or a merge has to visit the blocks of one side only.
+    """
+
+    __slots__ = (
+        "blocks",
+        "cell",
+        "children",
+        "detached",
+        "edge",
+        "hits",
+        "last_access",
+        "lock_count",
+        "parent",
+        "priority",
+        "start",
+        "ticket",
+    )
+
+    def __init__(
+        self, parent: Optional["Node"], start: int, edge: bytearray, blocks: list[int]
+    ) -> None:
+        self.parent = parent
+        self.children: dict[int, Node] = {}
+        self.start = start
+        self.edge = edge
+        self.blocks = blocks
+        self.lock_count = 0
+        self.last_access = 0
+        self.hits = 0
+        self.priority = 0
+        self.detached = False
+        self.ticket = 0
+        self.cell: list[Node] = [self]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens on the edge."""
+        return len(self.edge) // TOKEN_BYTES
+
+    @property
+    def end(self) -> int:
+        """Tokens between the root and the end of this edge."""
+        return self.start + len(self.edge) // TOKEN_BYTES
+
+    @property
+    def first(self) -> int:
+        """First token of the edge: this node's key among its parent's children."""
+        return int.from_bytes(self.edge[:TOKEN_BYTES], sys.byteorder, signed=True)
+
+    def __repr__(self) -> str:
+        return (
+            f"Node([{self.start}, {self.end}), {len(self.blocks)} blocks, "
+            f"{len(self.children)} children, lock_count={self.lock_count})"
+        )
+
+
+class Root(Node):
+    """Where the prefixes of a namespace begin: a node without tokens or blocks."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__(None, 0, bytearray(), [])
+        self.namespace = namespace

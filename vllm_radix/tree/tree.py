@@ -1,0 +1,657 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The radix tree: match, acquire, extend, release, evict, check.
+
+The contract is in the docstring of :mod:`vllm_radix.tree`. In the costs below, *path* is the
+number of nodes between the root and the node in question.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from vllm_radix.tree.eviction import LRU, EvictionHeap, EvictionPolicy
+from vllm_radix.tree.key import TOKEN_BYTES, Key, Namespace
+from vllm_radix.tree.node import Node, Root
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix of a key. Holds nothing: it is void once the tree evicts."""
+
+    node: Node
+    """The node in whose span the match ends; a root if nothing matched."""
+    num_tokens: int
+    epoch: int
+    """State of the tree that the match was found in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What became of the blocks that a request offered to the tree."""
+
+    node: Node
+    """The request's new handle: the node that ends where its cached tokens end."""
+    num_duplicates: int
+    """How many of the offered blocks, from the first, the tree holds already in other copies.
+    They stay the request's own."""
+    freed: list[int]
+    """Partly filled blocks that the offered ones supersede."""
+
+
+class RadixTree:
+    """Prefixes of any namespaces, the KV blocks that hold them, and who uses them.
+
+    Args:
+        block_size: tokens in a block, at least 1.
+        num_block_ids: block ids are in ``[0, num_block_ids)``.
+        policy: in which order unlocked leaves are evicted; LRU by default.
+
+    Not safe for concurrent use.
+    """
+
+    def __init__(
+        self, block_size: int, num_block_ids: int, policy: EvictionPolicy | None = None
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, not {block_size}")
+        self.block_size = block_size
+        self.num_cached_blocks = 0
+        """Blocks that nodes own."""
+        self.num_evictable_blocks = 0
+        """Those of them that no lock protects."""
+        self._roots: dict[Namespace, Root] = {}
+        self._detached: set[Node] = set()
+        self._candidates = EvictionHeap(policy or LRU())
+        self._clock = 0
+        self._epoch = 0
+        self._cell_of: list[list[Node] | None] = [None] * num_block_ids
+
+    # ------------------------------------------------------------------ looking, which is not using
+
+    def match(self, key: Key, limit: int | None = None) -> Match:
+        """The longest cached prefix of ``key``, of at most ``limit`` tokens.
+
+        Changes nothing: no age, no statistics. O(path + matched tokens), the tokens at the speed
+        of ``memcmp``.
+        """
+        node: Node | None = self._roots.get(key.namespace)
+        if node is None:
+            return Match(_NOWHERE, 0, self._epoch)
+        data, tokens = key.data, key.tokens
+        size = len(data) if limit is None else min(len(data), limit * TOKEN_BYTES)
+        position = 0
+        while position < size:
+            child = node.children.get(tokens[position // TOKEN_BYTES])
+            if child is None:
+                break
+            node = child
+            common = _common_prefix(child.edge, data, position, size)
+            position += common
+            if common < len(child.edge):
+                break
+        return Match(node, position // TOKEN_BYTES, self._epoch)
+
+    def path_blocks(self, node: Node, num_blocks: int) -> list[int]:
+        """The first ``num_blocks`` blocks of the prefix that ends with ``node``, in order.
+
+        O(path + num_blocks), the blocks at the speed of a list copy.
+        """
+        if node.parent is None or node.start == 0:
+            return node.blocks[:num_blocks]
+        path = [node]
+        while node.start > 0 and node.parent is not None:
+            node = node.parent
+            path.append(node)
+        blocks: list[int] = []
+        for part in reversed(path):
+            blocks += part.blocks
+        del blocks[num_blocks:]
+        return blocks
+
+    def owner(self, block: int) -> Node | None:
+        """The node that owns ``block``, or None. O(1)."""
+        cell = self._cell_of[block]
+        return cell[0] if cell else None
+
+    def num_protected_blocks(self, node: Node, num_blocks: int) -> int:
+        """How many of the first ``num_blocks`` blocks up to ``node`` are locked. O(path)."""
+        part: Node | None = node
+        while part is not None and part.lock_count == 0:
+            part = part.parent
+        if part is None or part.parent is None:
+            return 0
+        return min(num_blocks, part.start // self.block_size + len(part.blocks))
+
+    # ------------------------------------------------------------------ using
+
+    def acquire(
+        self, match: Match, namespace: Namespace, num_blocks: int, priority: int = 0
+    ) -> Node:
+        """Lock the first ``num_blocks`` blocks of a match for a request; return its handle.
+
+        The handle is a node that ends exactly there (a root for zero blocks). Whoever holds it
+        passes it to :meth:`extend` and at last to :meth:`release`. If the blocks end inside an
+        edge, the edge is split: the matched part becomes recent and the rest keeps its age.
+
+        O(path).
+
+        Raises:
+            ValueError: if the tree has evicted since ``match`` was made, or if the match is
+                shorter than ``num_blocks``.
+        """
+        num_tokens = num_blocks * self.block_size
+        if match.epoch != self._epoch:
+            raise ValueError("the match is void, the tree has evicted since: look up again")
+        if match.num_tokens < num_tokens:
+            raise ValueError(f"a match of {match.num_tokens} tokens has no {num_blocks} blocks")
+        node: Node
+        if num_tokens == 0:
+            root = self._roots.get(namespace)
+            if root is None:
+                root = self._roots[namespace] = Root(namespace)
+            node = root
+        else:
+            node = match.node
+            while node.start >= num_tokens:
+                assert node.parent is not None
+                node = node.parent
+            if node.end > num_tokens:
+                node = self._split(node, num_tokens)
+        self._clock += 1
+        path = self._lock_path(node)
+        for part in path:
+            part.last_access = self._clock
+            part.hits += 1
+            part.priority = min(part.priority, priority)
+        self._merge_down(reversed(path))
+        return node
+
+    def hold(self, block: int) -> Node:
+        """Lock the prefix up to and including ``block``; return a handle for :meth:`release`.
+
+        O(path + blocks of the owner).
+
+        Raises:
+            KeyError: if no node owns the block.
+        """
+        node = self.owner(block)
+        if node is None:
+            raise KeyError(block)
+        end = (node.start // self.block_size + node.blocks.index(block) + 1) * self.block_size
+        if end < node.end:
+            node = self._split(node, end)
+        self._lock_path(node)
+        return node
+
+    def extend(self, node: Node, data: bytes, blocks: list[int], priority: int = 0) -> Extension:
+        """Cache full blocks that follow a handle, and move the handle to their end.
+
+        The tree takes the blocks that hold what it does not have yet. A leaf that the handle
+        alone locks grows in place; otherwise the new tokens become a child.
+
+        Args:
+            node: the handle. It ends at a multiple of the block size.
+            data: the packed tokens that follow ``node.end``, a multiple of the block size.
+            blocks: the request's blocks for those tokens.
+            priority: the request's priority, for the policy of that name.
+
+        Returns:
+            The new handle, which replaces ``node``, and what became of the blocks.
+
+        O(nodes passed + tokens and blocks given).
+        """
+        block_size = self.block_size
+        first_block = node.end // block_size
+        passed = [node]
+        freed: list[int] = []
+        position = self._descend(data, priority, passed, freed)
+        node = passed[-1]
+        num_duplicates = node.end // block_size - first_block
+        if position < len(data):
+            node = self._give(node, data[position:], blocks[num_duplicates:], priority)
+            if node is not passed[-1]:
+                passed.append(node)
+        self._merge_down(passed)
+        return Extension(node, num_duplicates, freed)
+
+    def add_tail(self, node: Node, data: bytes, block: int, priority: int = 0) -> Extension:
+        """Cache the partly filled last block of a request, and move its handle to the end.
+
+        Like :meth:`extend`, for fewer tokens than a block holds. If the tree has all of these
+        tokens already, nothing changes and ``block`` stays the request's own. A shorter partly
+        filled block that holds the same tokens gives way.
+        """
+        position, below = 0, node
+        while position < len(data):
+            child = below.children.get(_first_token(data, position))
+            if child is None:
+                break
+            common = _common_prefix(child.edge, data, position, len(data))
+            position += common
+            below = child
+            if common < len(child.edge):
+                break
+        if position == len(data):
+            return Extension(node, 1, [])
+        return self.extend(node, data, [block], priority)
+
+    def release(self, node: Node, num_tokens: int | None = None) -> list[int]:
+        """Give a handle back. Its path becomes the most recently used.
+
+        Args:
+            node: the handle.
+            num_tokens: how many tokens of its path hold computed KV, if not all of them do:
+                what lies beyond is dropped, as far as nobody else uses it.
+
+        Returns:
+            Blocks that are free now: those dropped, and those of nodes that had been detached.
+
+        O(path + blocks returned).
+        """
+        self._clock += 1
+        part: Node | None = node
+        while part is not None:
+            assert part.lock_count > 0, f"{part} was released more often than locked"
+            part.lock_count -= 1
+            part.last_access = self._clock
+            if part.lock_count == 0:
+                self.num_evictable_blocks += len(part.blocks)
+            part = part.parent
+        freed: list[int] = []
+        if num_tokens is not None:
+            while node.end > num_tokens and node.parent and not (node.children or node.lock_count):
+                above = node.parent
+                keep = max(0, num_tokens - node.start // self.block_size * self.block_size)
+                self._trim(node, keep // self.block_size, freed)
+                if node.parent is not None:
+                    break
+                node = above
+        self._settle(node, freed)
+        return freed
+
+    # ------------------------------------------------------------------ making room
+
+    def evict(self, num_blocks: int) -> list[int]:
+        """Free ``num_blocks`` blocks, or all that can be if there are fewer.
+
+        Takes unlocked leaves in the policy's order and each from its tail, so that a prefix is
+        never left without its beginning, and never a block more than asked for.
+
+        Returns:
+            The ids, each prefix's last block first.
+
+        O(blocks + leaves removed * log(candidates)), whatever the size of the tree.
+        """
+        freed: list[int] = []
+        while (missing := num_blocks - len(freed)) > 0:
+            leaf = self._candidates.first()
+            if leaf is None:
+                break
+            above = leaf.parent
+            self._trim(leaf, max(0, len(leaf.blocks) - missing), freed)
+            if leaf.parent is None and above is not None:
+                self._settle(above, freed)
+        return freed
+
+    def detach(self, block: int) -> list[int]:
+        """Make sure that no match finds ``block`` or anything that follows it.
+
+        For KV that turned out to be wrong. Whoever has it locked keeps it until the release.
+
+        Returns:
+            The blocks that are free now.
+
+        Raises:
+            KeyError: if no node owns the block.
+        """
+        node = self.owner(block)
+        if node is None:
+            raise KeyError(block)
+        start = (node.start // self.block_size + node.blocks.index(block)) * self.block_size
+        if start > node.start:
+            self._split(node, start)
+        freed: list[int] = []
+        above = node.parent
+        if not node.detached and above is not None:
+            self._detach(node, freed)
+            self._settle(above, freed)
+        return freed
+
+    def clear(self) -> list[int]:
+        """Forget everything.
+
+        Returns:
+            All blocks that the tree held.
+
+        Raises:
+            ValueError: if something is locked.
+        """
+        if any(root.lock_count for root in self._roots.values()):
+            raise ValueError("the tree is in use: release every handle first")
+        blocks = [block for node in self for block in node.blocks]
+        self._file(blocks, None)
+        for node in list(self):
+            _bury(node)
+        self._roots.clear()
+        self._candidates.clear()
+        self.num_cached_blocks = self.num_evictable_blocks = 0
+        self._epoch += 1
+        return blocks
+
+    # ------------------------------------------------------------------ inside
+
+    def __iter__(self) -> Iterator[Node]:
+        """Every node that a match can reach, parents before children, the roots included."""
+        stack: list[Node] = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _lock_path(self, node: Node) -> list[Node]:
+        """Lock ``node`` and everything above it; return those, the lowest first."""
+        path = []
+        part: Node | None = node
+        while part is not None:
+            self._lock(part)
+            path.append(part)
+            part = part.parent
+        return path
+
+    def _lock(self, node: Node) -> None:
+        if node.lock_count == 0:
+            self.num_evictable_blocks -= len(node.blocks)
+            self._candidates.discard(node)
+        node.lock_count += 1
+
+    def _descend(self, data: bytes, priority: int, passed: list[Node], freed: list[int]) -> int:
+        """Lock what the tree has of ``data`` below ``passed[-1]``, appending it to ``passed``.
+
+        Splits where the two part, and clears away a partly filled block that ``data`` covers.
+        Returns the length of what was found, in bytes.
+        """
+        node = passed[-1]
+        position = 0
+        while position < len(data):
+            child = node.children.get(_first_token(data, position))
+            if child is None:
+                break
+            common = _common_prefix(child.edge, data, position, len(data))
+            superseded = None
+            if common < len(child.edge):
+                child = self._split(child, child.start + common // TOKEN_BYTES)
+            elif (
+                child.end % self.block_size and not child.children and position + common < len(data)
+            ):
+                superseded = child
+                tail_start = child.end // self.block_size * self.block_size
+                child = self._split(child, tail_start) if tail_start > child.start else None
+            if child is not None:
+                self._lock(child)
+                child.last_access = self._clock
+                child.priority = min(child.priority, priority)
+                passed.append(child)
+                position += len(child.edge)
+                node = child
+            if superseded is not None:
+                self._detach(superseded, freed)
+                break
+        return position
+
+    def _ends_in_own_block(self, node: Node) -> bool:
+        """Whether the node is a leaf with a partly filled block."""
+        return node.end % self.block_size > 0 and not node.children
+
+    def _give(self, node: Node, data: bytes, blocks: list[int], priority: int) -> Node:
+        """Append tokens and blocks below a handle; return the node that ends with them."""
+        if node.parent is not None and node.lock_count == 1 and not node.children:
+            node.edge += data
+            node.blocks += blocks
+        else:
+            leaf = Node(node, node.end, bytearray(data), blocks)
+            leaf.lock_count = 1
+            leaf.last_access = self._clock
+            leaf.priority = priority
+            leaf.detached = node.detached
+            node.children[leaf.first] = leaf
+            node = leaf
+        self.num_cached_blocks += len(blocks)
+        self._file(blocks, node.cell)
+        return node
+
+    def _file(self, blocks: list[int], cell: list[Node] | None) -> None:
+        cell_of = self._cell_of
+        for block in blocks:
+            cell_of[block] = cell
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut ``node`` at token ``at``; return the new upper node, ``node`` is the lower one."""
+        cut = (at - node.start) * TOKEN_BYTES
+        num_upper_blocks = at // self.block_size - node.start // self.block_size
+        upper = Node(node.parent, node.start, bytearray(), [])
+        # Copy the shorter side and cut the longer one in place.
+        if cut <= len(node.edge) - cut:
+            upper.edge = node.edge[:cut]
+            del node.edge[:cut]
+        else:
+            upper.edge, node.edge = node.edge, node.edge[cut:]
+            del upper.edge[cut:]
+        upper.blocks = node.blocks[:num_upper_blocks]
+        del node.blocks[:num_upper_blocks]
+        if len(upper.blocks) <= len(node.blocks):
+            self._file(upper.blocks, upper.cell)
+        else:
+            upper.cell, node.cell = node.cell, upper.cell
+            upper.cell[0], node.cell[0] = upper, node
+            self._file(node.blocks, node.cell)
+        upper.lock_count = node.lock_count
+        upper.last_access = node.last_access
+        upper.hits = node.hits
+        upper.priority = node.priority
+        upper.detached = node.detached
+        upper.children[node.first] = node
+        assert upper.parent is not None
+        if upper.parent.children.get(upper.first) is node:
+            upper.parent.children[upper.first] = upper
+        if node in self._detached:
+            self._detached.remove(node)
+            self._detached.add(upper)
+        node.parent = upper
+        node.start = at
+        return upper
+
+    def _merge_down(self, nodes: Iterable[Node]) -> None:
+        """Merge each of ``nodes``, parents first, with its only child where nothing is lost."""
+        for node in nodes:
+            if len(node.children) == 1 and node.parent is not None:
+                self._merge_with_child(node)
+
+    def _merge_with_child(self, upper: Node) -> None:
+        """Merge a node with its only child, which stays the object that it was.
+
+        Not if a handle ends between them (their lock counts differ then), nor if the child has
+        not been used as recently: it has to go first. O(tokens and blocks of the child).
+        """
+        (child,) = upper.children.values()
+        if child.lock_count != upper.lock_count or (
+            child.last_access != upper.last_access and child.lock_count == 0
+        ):
+            return
+        above = upper.parent
+        assert above is not None
+        if len(upper.blocks) <= len(child.blocks):
+            self._file(upper.blocks, child.cell)
+        else:
+            self._file(child.blocks, upper.cell)
+            child.cell = upper.cell
+            child.cell[0] = child
+        upper.edge += child.edge
+        upper.blocks += child.blocks
+        child.edge, child.blocks = upper.edge, upper.blocks
+        child.start = upper.start
+        child.parent = above
+        child.last_access = upper.last_access
+        child.hits = max(child.hits, upper.hits)
+        child.priority = min(child.priority, upper.priority)
+        if above.children.get(child.first) is upper:
+            above.children[child.first] = child
+        if upper in self._detached:
+            self._detached.remove(upper)
+            self._detached.add(child)
+        _bury(upper)
+        self._epoch += 1
+
+    def _trim(self, leaf: Node, num_blocks: int, freed: list[int]) -> None:
+        """Leave an unlocked leaf its first ``num_blocks`` blocks; none: it leaves the tree."""
+        gone = leaf.blocks[num_blocks:]
+        freed += reversed(gone)
+        self._file(gone, None)
+        self.num_cached_blocks -= len(gone)
+        self.num_evictable_blocks -= len(gone)
+        self._epoch += 1
+        if num_blocks:
+            del leaf.blocks[num_blocks:]
+            end = (leaf.start // self.block_size + num_blocks) * self.block_size
+            del leaf.edge[(end - leaf.start) * TOKEN_BYTES :]
+            return
+        above = leaf.parent
+        assert above is not None
+        if above.children.get(leaf.first) is leaf:
+            del above.children[leaf.first]
+        self._detached.discard(leaf)
+        self._candidates.discard(leaf)
+        _bury(leaf)
+
+    def _settle(self, node: Node, freed: list[int]) -> None:
+        """Put right what the loss of a lock or of a child left behind at ``node``."""
+        while True:
+            above = node.parent
+            if above is None:
+                # A root stays for as long as it has children or a request that will add some.
+                if isinstance(node, Root) and not node.children and node.lock_count == 0:
+                    del self._roots[node.namespace]
+                return
+            if node.children:
+                self._merge_down([node])
+                return
+            if node.lock_count:
+                return
+            if node.detached:
+                self._trim(node, 0, freed)
+            else:
+                # If its children held the block in which it ends, its last piece is gone.
+                self._trim(node, len(node.blocks), freed)
+                if node.parent is not None:
+                    if not node.ticket:
+                        self._candidates.add(node)
+                    return
+            node = above
+
+    def _detach(self, node: Node, freed: list[int]) -> None:
+        """Take the subtree of ``node`` out of every match's reach; free what nobody locks."""
+        above = node.parent
+        assert above is not None
+        del above.children[node.first]
+        self._detached.add(node)
+        self._epoch += 1
+        subtree = [node]
+        for part in subtree:
+            subtree.extend(part.children.values())
+        for part in reversed(subtree):
+            part.detached = True
+            self._candidates.discard(part)
+            if part.lock_count == 0:
+                self._trim(part, 0, freed)
+        self._merge_down(subtree)
+
+    # ------------------------------------------------------------------ checking
+
+    def check(self) -> None:
+        """Verify every invariant by a walk of the whole tree.
+
+        Raises:
+            AssertionError: naming the first one that does not hold.
+        """
+        block_size = self.block_size
+        owners: dict[int, Node] = {}
+        num_evictable = num_candidates = 0
+        for namespace, root in self._roots.items():
+            assert root.namespace == namespace
+            assert root.parent is None and not root.edge and not root.blocks
+            assert root.children or root.lock_count, f"{namespace} has an idle root"
+        reachable = list(self)
+        out_of_reach = list(self._detached)
+        for node in out_of_reach:
+            out_of_reach.extend(node.children.values())
+        assert not set(reachable) & set(out_of_reach)
+        for node in reachable + out_of_reach:
+            assert node.lock_count >= 0
+            assert node.detached == (node in self._detached or node not in reachable)
+            for first, child in node.children.items():
+                assert child.first == first, f"{child} is filed under {first}"
+                assert child.parent is node
+                assert child.start == node.end
+            assert sum(c.lock_count for c in node.children.values()) <= node.lock_count
+            if node.parent is None:
+                continue
+            assert node.edge and len(node.edge) % TOKEN_BYTES == 0
+            num_full_blocks = node.end // block_size - node.start // block_size
+            has_tail = len(node.blocks) == num_full_blocks + 1
+            assert has_tail or len(node.blocks) == num_full_blocks, f"{node} lacks a block"
+            if has_tail:
+                assert node.end % block_size and not node.children, f"{node} holds a copy"
+            elif not node.children and not node.lock_count:
+                assert node.end % block_size == 0, f"{node} ends without a block"
+            for block in node.blocks:
+                assert block not in owners, f"block {block} has two owners"
+                owners[block] = node
+            if node.lock_count == 0:
+                num_evictable += len(node.blocks)
+                assert not node.detached
+            is_candidate = node.lock_count == 0 and not node.children
+            assert bool(node.ticket) == is_candidate, f"{node} is misplaced in the heap"
+            num_candidates += is_candidate
+            if len(node.children) == 1:
+                (child,) = node.children.values()
+                assert child.lock_count != node.lock_count or (
+                    child.lock_count == 0 and child.last_access < node.last_access
+                ), f"{node} ought to be one with {child}"
+        assert len(owners) == self.num_cached_blocks
+        assert num_evictable == self.num_evictable_blocks
+        assert num_candidates == len(self._candidates)
+        for block, node in owners.items():
+            assert self.owner(block) is node, f"block {block} does not find its owner"
+
+
+# Where the match of a namespace without a root ends.
+_NOWHERE = Node(None, 0, bytearray(), [])
+
+
+def _first_token(data: bytes, position: int) -> int:
+    return int.from_bytes(data[position : position + TOKEN_BYTES], sys.byteorder, signed=True)
+
+
+def _common_prefix(edge: bytearray, data: bytes, position: int, size: int) -> int:
+    """Length of the LCP of ``edge`` and ``data[position:size]``, in bytes of whole tokens."""
+    length = len(edge)
+    if position + length <= size:
+        if data.startswith(edge, position):
+            return length
+    else:
+        length = size - position
+    num_tokens = length // TOKEN_BYTES
+    differ = np.frombuffer(edge, np.int32, num_tokens) != np.frombuffer(
+        data, np.int32, num_tokens, position
+    )
+    at = int(differ.argmax())
+    return at * TOKEN_BYTES if differ[at] else length
+
+
+def _bury(node: Node) -> None:
+    """Empty a node that left the tree, so that whoever still points to it keeps nothing alive."""
+    node.edge = bytearray()
+    node.blocks = []
+    node.children = {}
+    node.parent = None
