@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines for the tests: a real vLLM engine on the CPU, in this process, stepped by hand.
+
+Three kinds exist: `off` (no prefix cache: what every answer is compared with), `stock` (vLLM's own
+prefix cache) and `radix` (ours). In-process engines let a test reach the scheduler, act between two
+steps, and count exactly what each step did.
+"""
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must live in this process
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+import torch
+from vllm import EngineArgs, SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+# The models are small and tests run side by side: more threads would wait for one another.
+torch.set_num_threads(1)
+
+Kind = Literal["off", "stock", "radix"]
+
+# Engine arguments that select each kind.
+KINDS: dict[Kind, dict[str, Any]] = {
+    "off": {"enable_prefix_caching": False},
+    "stock": {"enable_prefix_caching": True},
+    "radix": {"enable_prefix_caching": True, "scheduler_cls": "vllm_radix.Scheduler"},
+}
+
+LOGPROB_TOLERANCE = 1e-4
+TOP_LOGPROBS = 5  # logprobs kept per generated token
+
+# A run that needs more steps than this is taken for stuck.
+MAX_STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: a prompt as token ids, and the parts of a vLLM request that the tests vary."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int = 8
+    n: int = 1
+    temperature: float = 0.0
+    seed: int | None = None
+    salt: str | None = None
+    lora: LoRARequest | None = None
+    priority: int = 0
+    prompt_logprobs: int | None = None
+    skip_reading: bool | None = None
+    structure: StructuredOutputsParams | None = None
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            n=self.n,
+            temperature=self.temperature,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            # Without structure an answer has exactly `max_tokens` tokens.
+            ignore_eos=self.structure is None,
+            logprobs=TOP_LOGPROBS,
+            prompt_logprobs=self.prompt_logprobs,
+            skip_reading_prefix_cache=self.skip_reading,
+            structured_outputs=self.structure,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+
+Logprobs = list[dict[int, float]]  # one dict a position: token id to natural-log probability
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request got back. `tokens` and `logprobs` hold one entry a completion (n of them).
+
+    `cached` is the number of prompt tokens that vLLM reports as read from its caches; None when
+    the request was aborted before its first token.
+    """
+
+    tokens: list[list[int]]
+    logprobs: list[Logprobs]
+    prompt_logprobs: Logprobs | None
+    cached: int | None
+
+
+@dataclass
+class Totals:
+    """Counters since the last `Engine.reset`, summed over steps."""
+
+    queries: int = 0  # prompt tokens looked up in the prefix cache
+    hits: int = 0  # of them, found
+    requests: int = 0  # requests looked up
+    preempted_requests: int = 0  # lookups of requests that had been preempted before
+    preempted_hits: int = 0
+    preemptions: int = 0
+    external_hits: int = 0  # tokens found by a KV connector
+    drafted: int = 0  # speculative tokens proposed
+    accepted: int = 0  # of them, accepted
+    max_usage: float = 0.0  # highest share of the pool in use
+
+
+class _Recorder(StatLoggerBase):
+    """A vLLM stat logger that adds what the engine reports to a `Totals`."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.totals = Totals()
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        t = self.totals
+        if iteration_stats is not None:
+            t.preemptions += iteration_stats.num_preempted_reqs
+        if scheduler_stats is None:
+            return
+        t.max_usage = max(t.max_usage, scheduler_stats.kv_cache_usage)
+        cache = scheduler_stats.prefix_cache_stats
+        if cache is not None:
+            t.queries += cache.queries
+            t.hits += cache.hits
+            t.requests += cache.requests
+            t.preempted_requests += cache.preempted_requests
+            t.preempted_hits += cache.preempted_hits
+        if scheduler_stats.connector_prefix_cache_stats is not None:
+            t.external_hits += scheduler_stats.connector_prefix_cache_stats.hits
+        if scheduler_stats.spec_decoding_stats is not None:
+            t.drafted += scheduler_stats.spec_decoding_stats.num_draft_tokens
+            t.accepted += scheduler_stats.spec_decoding_stats.num_accepted_tokens
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+def _values(logprobs: Any) -> Logprobs:
+    return [{} if d is None else {t: v.logprob for t, v in d.items()} for d in logprobs]
+
+
+def _answer(output: RequestOutput) -> Answer:
+    prompt = output.prompt_logprobs
+    return Answer(
+        tokens=[list(c.token_ids) for c in output.outputs],
+        logprobs=[_values(c.logprobs) for c in output.outputs],
+        prompt_logprobs=None if prompt is None else _values(prompt),
+        cached=output.num_cached_tokens,
+    )
+
+
+def _any_block_size() -> AbstractContextManager[object]:
+    """Let an engine that is built meanwhile have blocks of any multiple of 16 tokens.
+
+    vLLM's CPU attention admits multiples of 32 only, for speed; its kernel for the others is there.
+    """
+    return patch.object(
+        CPUAttentionBackend,
+        "get_supported_kernel_block_sizes",
+        staticmethod(lambda kv_cache_spec=None: [MultipleOf(16)]),
+    )
+
+
+@dataclass
+class Engine:
+    """A vLLM engine of one kind, stepped by hand.
+
+    Engines of one process share its torch.distributed state, and closing one closes that of all:
+    build as many as needed, and let them live until the process ends.
+    """
+
+    kind: Kind
+    model: Path
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        args: dict[str, Any] = {
+            "model": str(self.model),
+            "dtype": "float32",
+            "enforce_eager": True,
+            "seed": 0,
+            "block_size": 32,
+            "max_model_len": 1024,
+            "max_num_seqs": 32,
+            "kv_cache_memory_bytes": 64 << 20,
+            **KINDS[self.kind],
+            **self.args,
+        }
+        recorders: list[_Recorder] = []
+
+        def recorder(vllm_config: Any, engine_index: int) -> _Recorder:
+            recorders.append(_Recorder(vllm_config, engine_index))
+            return recorders[-1]
+
+        with _any_block_size():
+            self.llm = LLMEngine.from_engine_args(EngineArgs(**args), stat_loggers=[recorder])
+        [self._recorder] = recorders
+        self._ids = itertools.count()
+        self.answers: dict[str, Answer] = {}
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.llm.engine_core.engine_core.scheduler
+
+    @property
+    def totals(self) -> Totals:
+        return self._recorder.totals
+
+    @property
+    def block_size(self) -> int:
+        return self.llm.vllm_config.cache_config.block_size
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that cannot be handed out now, the null block apart."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return pool.num_gpu_blocks - pool.get_num_free_blocks() - 1
+
+    def add(self, ask: Ask, request_id: str | None = None) -> str:
+        """Queue a request; return its id."""
+        request_id = request_id or f"{self.kind}-{next(self._ids)}"
+        prompt: dict[str, Any] = {"prompt_token_ids": list(ask.prompt)}
+        if ask.salt is not None:
+            prompt["cache_salt"] = ask.salt
+        self.llm.add_request(
+            request_id, prompt, ask.params(), lora_request=ask.lora, priority=ask.priority
+        )
+        return request_id
+
+    def abort(self, request_id: str) -> None:
+        self.llm.abort_request([request_id])
+
+    def step(self) -> None:
+        """Run one engine step and keep the answers of requests that it finished."""
+        for output in self.llm.step():
+            if output.finished:
+                self.answers[output.request_id] = _answer(output)
+
+    def drain(self, before_step: Callable[[int], None] | None = None) -> None:
+        """Step until nothing is left. `before_step` gets the number of the step to come."""
+        for step in range(MAX_STEPS):
+            if before_step is not None:
+                before_step(step)
+            if not self.llm.has_unfinished_requests():
+                return
+            self.step()
+        raise AssertionError(f"requests are left after {MAX_STEPS} steps")
+
+    def run(self, asks: Sequence[Ask], arrivals: Sequence[int] | None = None) -> list[Answer]:
+        """Answer all requests, in their order.
+
+        Request i is queued before step `arrivals[i]`, or as soon as the engine is idle, whichever
+        is first. Arrivals must not decrease; without them all are queued before the first step.
+        """
+        waiting = list(zip(arrivals or [0] * len(asks), asks, strict=True))[::-1]
+        ids: list[str] = []
+
+        def arrive(step: int) -> None:
+            while waiting and (waiting[-1][0] <= step or not self.llm.has_unfinished_requests()):
+                ids.append(self.add(waiting.pop()[1]))
+
+        self.drain(arrive)
+        return [self.answers.pop(i) for i in ids]
+
+    def reset(self) -> None:
+        """Empty the prefix cache and the counters; fail if any block is still in use."""
+        assert not self.llm.has_unfinished_requests()
+        assert self.used_blocks == 0, f"{self.used_blocks} blocks leaked"
+        assert self.llm.reset_prefix_cache(), "the prefix cache could not be reset"
+        self.answers.clear()
+        self._recorder.totals = Totals()
+
+
+def one_by_one(asks: Sequence[Ask]) -> list[int]:
+    """Arrivals that let each request wait until the one before has been answered."""
+    return [i * MAX_STEPS for i in range(len(asks))]
+
+
+def assert_same(expected: Sequence[Answer], got: Sequence[Answer]) -> None:
+    """Fail unless both runs gave the same tokens, and logprobs within the tolerance."""
+    assert len(expected) == len(got)
+    for i, (e, g) in enumerate(zip(expected, got, strict=True)):
+        assert g.tokens == e.tokens, f"request {i}: tokens differ"
+        pairs = list(zip(e.logprobs, g.logprobs, strict=True))
+        if e.prompt_logprobs is not None:
+            assert g.prompt_logprobs is not None
+            pairs.append((e.prompt_logprobs, g.prompt_logprobs))
+        for a, b in pairs:
+            worst = max_difference(a, b)
+            assert worst <= LOGPROB_TOLERANCE, f"request {i}: logprobs differ by {worst:.2g}"
+
+
+def max_difference(expected: Logprobs, got: Logprobs) -> float:
+    """The largest difference between two lists of logprobs; infinity if they list other tokens.
+
+    Both list the most probable tokens, so near its end one may list a token that the other lacks:
+    only the last is let off.
+    """
+    worst = 0.0
+    for e, g in zip(expected, got, strict=True):
+        common = e.keys() & g.keys()
+        if len(common) < max(len(e), len(g)) - 1:
+            return math.inf
+        worst = max([worst, *(abs(e[t] - g[t]) for t in common)])
+    return worst
