@@ -2,6 +2,7 @@
 """One node of the tree: an edge, the blocks it owns, and its place."""
 
 import sys
+from collections.abc import Iterator
 from typing import Optional
 
 from vllm_radix.tree.key import TOKEN_BYTES, Namespace
@@ -73,6 +74,14 @@ class Node:
     def first(self) -> int:
         """First token of the edge: this node's key among its parent's children."""
         return int.from_bytes(self.edge[:TOKEN_BYTES], sys.byteorder, signed=True)
+
+    def subtree(self) -> Iterator["Node"]:
+        """This node and all below it, parents before children. Not to be changed meanwhile."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
 
     def __repr__(self) -> str:
         return (

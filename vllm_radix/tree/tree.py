@@ -115,6 +115,15 @@ class RadixTree:
         cell = self._cell_of[block]
         return cell[0] if cell else None
 
+    def match_of_block(self, block: int) -> Match:
+        """The match that ends with ``block``. O(blocks of its owner).
+
+        Raises:
+            KeyError: if no node owns the block.
+        """
+        node = self._owner_or_raise(block)
+        return Match(node, self._end_of_block(node, block), self._epoch)
+
     def num_protected_blocks(self, node: Node, num_blocks: int) -> int:
         """How many of the first ``num_blocks`` blocks up to ``node`` are locked. O(path)."""
         part: Node | None = node
@@ -126,39 +135,39 @@ class RadixTree:
 
     # ------------------------------------------------------------------ using
 
-    def acquire(
-        self, match: Match, namespace: Namespace, num_blocks: int, priority: int = 0
-    ) -> Node:
+    def enter(self, namespace: Namespace) -> Node:
+        """Lock the root of a namespace for a request that matches nothing; return its handle."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Root(namespace)
+        self._lock(root)
+        return root
+
+    def acquire(self, match: Match, num_blocks: int, priority: int = 0) -> Node:
         """Lock the first ``num_blocks`` blocks of a match for a request; return its handle.
 
-        The handle is a node that ends exactly there (a root for zero blocks). Whoever holds it
-        passes it to :meth:`extend` and at last to :meth:`release`. If the blocks end inside an
-        edge, the edge is split: the matched part becomes recent and the rest keeps its age.
+        The handle is a node that ends exactly there. Whoever holds it passes it to
+        :meth:`extend` and at last to :meth:`release`. If the blocks end inside an edge, the edge
+        is split: the matched part becomes recent and the rest keeps its age.
 
         O(path).
 
         Raises:
-            ValueError: if the tree has evicted since ``match`` was made, or if the match is
-                shorter than ``num_blocks``.
+            ValueError: if the tree has changed since ``match`` was made, so that it is void, or
+                if the match does not have that many blocks, or for no blocks (see
+                :meth:`enter`).
         """
         num_tokens = num_blocks * self.block_size
         if match.epoch != self._epoch:
-            raise ValueError("the match is void, the tree has evicted since: look up again")
-        if match.num_tokens < num_tokens:
+            raise ValueError("the match is void, the tree has changed since: look up again")
+        if not 0 < num_tokens <= match.num_tokens:
             raise ValueError(f"a match of {match.num_tokens} tokens has no {num_blocks} blocks")
-        node: Node
-        if num_tokens == 0:
-            root = self._roots.get(namespace)
-            if root is None:
-                root = self._roots[namespace] = Root(namespace)
-            node = root
-        else:
-            node = match.node
-            while node.start >= num_tokens:
-                assert node.parent is not None
-                node = node.parent
-            if node.end > num_tokens:
-                node = self._split(node, num_tokens)
+        node = match.node
+        while node.start >= num_tokens:
+            assert node.parent is not None
+            node = node.parent
+        if node.end > num_tokens:
+            node = self._split(node, num_tokens)
         self._clock += 1
         path = self._lock_path(node)
         for part in path:
@@ -176,10 +185,8 @@ class RadixTree:
         Raises:
             KeyError: if no node owns the block.
         """
-        node = self.owner(block)
-        if node is None:
-            raise KeyError(block)
-        end = (node.start // self.block_size + node.blocks.index(block) + 1) * self.block_size
+        node = self._owner_or_raise(block)
+        end = self._end_of_block(node, block)
         if end < node.end:
             node = self._split(node, end)
         self._lock_path(node)
@@ -306,9 +313,7 @@ class RadixTree:
         Raises:
             KeyError: if no node owns the block.
         """
-        node = self.owner(block)
-        if node is None:
-            raise KeyError(block)
+        node = self._owner_or_raise(block)
         start = (node.start // self.block_size + node.blocks.index(block)) * self.block_size
         if start > node.start:
             self._split(node, start)
@@ -344,11 +349,25 @@ class RadixTree:
 
     def __iter__(self) -> Iterator[Node]:
         """Every node that a match can reach, parents before children, the roots included."""
-        stack: list[Node] = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        for root in self._roots.values():
+            yield from root.subtree()
+
+    def all_nodes(self) -> Iterator[Node]:
+        """Those, and the detached ones that are still in use."""
+        yield from self
+        for node in self._detached:
+            yield from node.subtree()
+
+    def _owner_or_raise(self, block: int) -> Node:
+        node = self.owner(block)
+        if node is None:
+            raise KeyError(f"no node owns block {block}")
+        return node
+
+    def _end_of_block(self, node: Node, block: int) -> int:
+        """Tokens between the root and the end of one of the node's blocks."""
+        position = node.start // self.block_size + node.blocks.index(block)
+        return min((position + 1) * self.block_size, node.end)
 
     def _lock_path(self, node: Node) -> list[Node]:
         """Lock ``node`` and everything above it; return those, the lowest first."""
@@ -556,9 +575,7 @@ class RadixTree:
         del above.children[node.first]
         self._detached.add(node)
         self._epoch += 1
-        subtree = [node]
-        for part in subtree:
-            subtree.extend(part.children.values())
+        subtree = list(node.subtree())
         for part in reversed(subtree):
             part.detached = True
             self._candidates.discard(part)
@@ -581,14 +598,10 @@ class RadixTree:
             assert root.namespace == namespace
             assert root.parent is None and not root.edge and not root.blocks
             assert root.children or root.lock_count, f"{namespace} has an idle root"
-        reachable = list(self)
-        out_of_reach = list(self._detached)
-        for node in out_of_reach:
-            out_of_reach.extend(node.children.values())
-        assert not set(reachable) & set(out_of_reach)
-        for node in reachable + out_of_reach:
+        reachable = set(self)
+        for node in self.all_nodes():
             assert node.lock_count >= 0
-            assert node.detached == (node in self._detached or node not in reachable)
+            assert node.detached == (node not in reachable)
             for first, child in node.children.items():
                 assert child.first == first, f"{child} is filed under {first}"
                 assert child.parent is node

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ``vllm serve`` process that never outlives the program that started it."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+# Runs in the server's process group and reads from this program, which never writes: the read
+# ends when this program does, however it ends, and then the whole group is killed.
+_GUARD = ("sh", "-c", "cat > /dev/null; kill -KILL 0")
+# Long enough for vLLM to finish its requests and release its shared memory, in seconds.
+_STOP_TIMEOUT = 20.0
+_TAIL_LINES = 25
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or died; the message ends with one sentence that says so."""
+
+
+@dataclass(frozen=True)
+class PrefixCacheCounts:
+    """How many prompt tokens were looked up in the prefix cache, and how many were found."""
+
+    queries: int
+    hits: int
+
+    def __sub__(self, earlier: "PrefixCacheCounts") -> "PrefixCacheCounts":
+        return PrefixCacheCounts(self.queries - earlier.queries, self.hits - earlier.hits)
+
+    @property
+    def hit_rate(self) -> float:
+        """Between 0 and 1; 0 when nothing was looked up."""
+        return self.hits / self.queries if self.queries else 0.0
+
+
+def vllm_serve(model: str | Path, *options: str) -> list[str]:
+    """The command that serves ``model`` with the vLLM of the running Python environment."""
+    vllm = Path(sysconfig.get_path("scripts")) / "vllm"
+    return [str(vllm), "serve", str(model), *options]
+
+
+class Server:
+    """One server, running for as long as the ``with`` block lasts.
+
+        with Server(vllm_serve(model), Path("server.log")) as server:
+            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+
+    Entering the block takes as long as the server does to answer ``/health``.
+
+    Args:
+        command: what to run; ``--host`` and ``--port`` with a free port are appended.
+        log: receives the server's output; overwritten.
+        env: environment variables to set on top of this program's.
+        start_timeout: seconds the server may take to get ready.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        start_timeout: float = 600.0,
+    ) -> None:
+        self._command = list(command)
+        self._env = {**os.environ, **(env or {})}
+        self._start_timeout = start_timeout
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = log
+        self.url = ""
+        """The server's address, without a path and without a slash at its end."""
+
+    def __enter__(self) -> Self:
+        """Start the server and wait until it is ready.
+
+        Raises:
+            ServerError: it ended, or was not ready within ``start_timeout``.
+        """
+        try:
+            self._start()
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ask the server to end, then kill what is left of its process group. May be repeated."""
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_TIMEOUT)
+        if self._guard is not None:
+            # The guard is not reaped yet, so its process id, the group's, is still its own.
+            os.killpg(self._guard.pid, signal.SIGKILL)
+            self._guard.communicate()
+        if self._process is not None:
+            self._process.wait()
+        self._guard = self._process = None
+
+    def check(self) -> None:
+        """Raise unless the server is running.
+
+        Raises:
+            ServerError: it is not; the message holds the end of its log.
+        """
+        if self._process is None:
+            raise ServerError("The server was not started: use it in a `with` block.")
+        if (code := self._process.poll()) is not None:
+            raise self._failure(f"ended by itself with exit code {code}")
+
+    def metrics(self) -> dict[str, float]:
+        """The values at ``/metrics``, each summed over its labels.
+
+        Raises:
+            ServerError: the server is not running, or does not answer.
+        """
+        self.check()
+        try:
+            return parse_metrics(self._get("/metrics").raise_for_status().text)
+        except httpx.HTTPError as error:
+            raise self._failure(f"did not give its metrics ({error})") from error
+
+    def prefix_cache_counts(self) -> PrefixCacheCounts:
+        """What the server has looked up and found in its prefix cache since it started."""
+        metrics = self.metrics()
+        return PrefixCacheCounts(
+            queries=int(metrics.get("vllm:prefix_cache_queries_total", 0)),
+            hits=int(metrics.get("vllm:prefix_cache_hits_total", 0)),
+        )
+
+    def _start(self) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._guard = subprocess.Popen(
+            _GUARD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0
+        )
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*self._command, "--host", "127.0.0.1", "--port", str(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                process_group=self._guard.pid,
+            )
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self._start_timeout
+        while time.monotonic() < deadline:
+            self.check()
+            with contextlib.suppress(httpx.TransportError):
+                if self._get("/health").is_success:
+                    return
+            time.sleep(0.2)
+        raise self._failure(f"was not ready after {self._start_timeout:.0f} s")
+
+    def _get(self, path: str) -> httpx.Response:
+        # A proxy named in the environment is not meant for this machine's own address.
+        return httpx.get(f"{self.url}{path}", trust_env=False)
+
+    def _failure(self, what: str) -> ServerError:
+        tail = self.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+        lines = "\n".join(tail)
+        return ServerError(f"{lines}\nThe server {what}; its whole log is {self.log}.")
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """The values in Prometheus's text format by name, each summed over its labels."""
+    totals: dict[str, float] = {}
+    for name, value in _SAMPLE.findall(text):
+        totals[name] = totals.get(name, 0.0) + float(value)
+    return totals
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's KV cache manager on the radix tree, for models with one full-attention group.
+
+Who does what, as in vLLM: the *manager* is what the scheduler talks to, the *coordinator* (vLLM's
+own) hands its calls to one *group manager*, and both use the *block pool*. We replace the lookup
+(:meth:`RadixKVCacheManager.get_computed_blocks`) and the bookkeeping of a request's blocks
+(:class:`RadixGroupManager`); vLLM's ``allocate_slots`` runs as it is.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core import kv_cache_coordinator
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from vllm.v1.request import Request
+
+from vllm_radix import compat
+from vllm_radix.cache.block_pool import BlockList, PoppedTable, RadixBlockPool
+from vllm_radix.cache.request_key import RequestKeys
+from vllm_radix.config import RadixConfig
+from vllm_radix.tree import Match, Node, RadixTree, make_policy
+
+
+def why_unsupported(kv_cache_config: KVCacheConfig, **manager_args: Any) -> str | None:
+    """Why vLLM's own manager has to serve this model, or None if ours can.
+
+    Args:
+        kv_cache_config: the model's KV cache groups.
+        manager_args: the other arguments that vLLM passes to its manager.
+    """
+    if not manager_args.get("enable_caching", True):
+        return "prefix caching is off"
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return f"the model has {len(groups)} KV cache groups, not one"
+    spec, role = groups[0].kv_cache_spec, groups[0].role
+    if KVCacheSpecRegistry.get_manager_class(spec, role) is not FullAttentionManager:
+        return f"the model's KV cache is a {type(spec).__name__}, not full attention"
+    if not spec.prefix_cacheable:
+        return "the model's KV cache can't be shared between requests"
+    if manager_args.get("num_hash_lookahead_tokens", 0):
+        return "the drafter's KV of a block depends on the tokens that follow it"
+    return None
+
+
+class RadixKVCacheBlocks(KVCacheBlocks):
+    """``KVCacheBlocks`` that gives its ids without making an object for each block."""
+
+    def get_block_ids(  # type: ignore[override]
+        self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
+    ) -> tuple[list[int], ...] | None:
+        if group_ids is not None and list(group_ids) != [0]:
+            return super().get_block_ids(allow_none, group_ids=group_ids)  # type: ignore[call-overload]
+        (group,) = self.blocks
+        if not isinstance(group, BlockList):
+            return super().get_block_ids(allow_none)  # type: ignore[call-overload]
+        if allow_none and not group.ids:
+            return None
+        # A copy: the model runner appends to the list that it is given.
+        return (group.ids[:],)
+
+
+class MatchedBlocks(BlockList):
+    """The blocks of a match, not locked yet."""
+
+    __slots__ = ("match", "priority")
+
+    def __init__(
+        self, pool: RadixBlockPool, ids: list[int], match: Match, priority: int = 0
+    ) -> None:
+        super().__init__(pool, ids)
+        self.match = match
+        self.priority = priority
+
+
+class BlockTable(BlockList):
+    """The blocks of an admitted request.
+
+    Attributes:
+        handle: what the request has locked in the tree; None until its first block is cached. It
+            ends where the first ``num_cached`` blocks end.
+        num_cached: how many blocks, from the first, the tree has, in these or in other copies.
+        duplicates: those among them that the tree has in other copies. Block tables are
+            append-only, so the request keeps its own until it ends.
+        num_computed_tokens: how many tokens hold computed KV, where that is less than was cached.
+    """
+
+    __slots__ = ("duplicates", "handle", "num_cached", "num_computed_tokens")
+
+    def __init__(self, pool: RadixBlockPool) -> None:
+        super().__init__(pool, [])
+        self.handle: Node | None = None
+        self.num_cached = 0
+        self.duplicates: list[int] = []
+        self.num_computed_tokens: int | None = None
+
+
+class RadixGroupManager(FullAttentionManager):
+    """The block tables of one full-attention group."""
+
+    block_pool: RadixBlockPool
+    keys: RequestKeys
+    """Set by :class:`RadixKVCacheManager`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # No default: an entry exists exactly while the request is admitted.
+        self.req_to_blocks: dict[str, BlockTable] = {}  # type: ignore[assignment]
+
+    @property
+    def tree(self) -> RadixTree:
+        return self.block_pool.tree
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        *args: Any,
+        **kwargs: Any,
+    ) -> int:
+        num_required = cdiv(num_tokens, self.block_size)
+        table = self.req_to_blocks.get(request_id)
+        if table is not None:
+            return max(num_required - len(table.ids), 0)
+        num_matched = len(new_computed_blocks)
+        num_new = max(num_required - num_matched, 0)
+        if not num_matched:
+            return num_new
+        # Evictable blocks count as free until the request locks them.
+        matched = self._as_matched(new_computed_blocks)
+        return (
+            num_new + num_matched - self.tree.num_protected_blocks(matched.match.node, num_matched)
+        )
+
+    def add_local_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        table = self.req_to_blocks[request_id] = BlockTable(self.block_pool)
+        num_matched = self.num_cached_block[request_id] = len(new_computed_blocks)
+        if num_matched:
+            matched = self._as_matched(new_computed_blocks)
+            table.handle = self.tree.acquire(matched.match, num_matched, matched.priority)
+            table.ids += matched.ids
+            table.num_cached = num_matched
+            if collector := self.block_pool.metrics_collector:
+                for block in matched:
+                    collector.on_block_accessed(block)
+
+    def allocate_external_computed_blocks(
+        self,
+        request_id: str,
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+        record_for_zeroing: bool = True,
+    ) -> None:
+        num_tokens = num_local_computed_tokens + num_external_computed_tokens
+        self._grow(self.req_to_blocks[request_id], num_tokens, record_for_zeroing)
+
+    def allocate_new_blocks(self, request_id: str, num_tokens: int, *args: Any) -> BlockList:  # type: ignore[override]
+        table = self.req_to_blocks.get(request_id)
+        if table is None:
+            table = self.req_to_blocks[request_id] = BlockTable(self.block_pool)
+            self.num_cached_block[request_id] = 0
+        return BlockList(self.block_pool, self._grow(table, num_tokens))
+
+    def _grow(
+        self, table: BlockTable, num_tokens: int, record_for_zeroing: bool = True
+    ) -> list[int]:
+        new = self.block_pool.allocate(cdiv(num_tokens, self.block_size) - len(table.ids))
+        if new:
+            table.ids += new
+            if self._record_new_block_ids and record_for_zeroing:
+                self.new_block_ids += new
+        return new
+
+    def cache_blocks(self, request: Request, num_tokens: int, *args: Any, **kwargs: Any) -> None:
+        """Give the tree the blocks that ``num_tokens`` tokens fill. O(new blocks + path)."""
+        request_id = request.request_id
+        table = self.req_to_blocks[request_id]
+        num_full = num_tokens // self.block_size
+        num_cached = table.num_cached
+        if num_full <= num_cached:
+            return
+        if table.handle is None:
+            table.handle = self.tree.enter(self.keys.namespace(request))
+        extension = self.tree.extend(
+            table.handle,
+            self.keys.data(request, num_cached * self.block_size, num_full * self.block_size),
+            table.ids[num_cached:num_full],
+            request.priority,
+        )
+        first_given = num_cached + extension.num_duplicates
+        table.handle = extension.node
+        table.duplicates += table.ids[num_cached:first_given]
+        table.num_cached = self.num_cached_block[request_id] = num_full
+        self.block_pool.give_to_tree(table.ids[first_given:num_full])
+        self.block_pool.reclaim(extension.freed)
+        if request.block_hashes and first_given < num_full:
+            self.block_pool.cache_full_blocks(
+                request=request,
+                blocks=table,  # type: ignore[arg-type]
+                num_cached_blocks=first_given,
+                num_full_blocks=num_full,
+                block_size=self.block_size,
+                kv_cache_group_id=self.kv_cache_group_id,
+            )
+
+    def free(self, request_id: str) -> None:
+        """Unlock the request's path and free its private blocks. O(path + private blocks)."""
+        table = self._pop(request_id)
+        if table is not None:
+            self._release(table)
+
+    def pop_blocks_for_free(self, request_id: str) -> Sequence[KVCacheBlock]:  # type: ignore[override]
+        table = self._pop(request_id)
+        if table is None:
+            return []
+        return PoppedTable(self.block_pool, table.ids, lambda: self._release(table))
+
+    def new_step_starts(self) -> None:
+        self.block_pool.keep_watermark()
+
+    def _pop(self, request_id: str) -> BlockTable | None:
+        self.num_cached_block.pop(request_id, None)
+        return self.req_to_blocks.pop(request_id, None)
+
+    def _release(self, table: BlockTable) -> None:
+        pool = self.block_pool
+        # The last blocks come first, as they are the first that the pool should reuse.
+        pool.free_private(reversed(table.ids[table.num_cached :]))
+        pool.free_private(reversed(table.duplicates))
+        if table.handle is not None:
+            pool.reclaim(self.tree.release(table.handle, table.num_computed_tokens))
+
+    def _as_matched(self, blocks: Sequence[KVCacheBlock]) -> MatchedBlocks:
+        """The match that a lookup result stands for, also where a caller made a list of it."""
+        if isinstance(blocks, MatchedBlocks):
+            return blocks
+        ids = [block.block_id for block in blocks]
+        return MatchedBlocks(self.block_pool, ids, self.tree.match_of_block(ids[-1]))
+
+
+class RadixKVCacheManager(KVCacheManager):
+    """vLLM's ``KVCacheManager`` with the lookup by tree.
+
+    Args:
+        args, kwargs: what vLLM passes to its own.
+        radix_config: our options.
+    """
+
+    def __init__(self, *args: Any, radix_config: RadixConfig | None = None, **kwargs: Any) -> None:
+        config = radix_config or RadixConfig()
+        with _our_parts(config):
+            super().__init__(*args, **kwargs)
+        (group_manager,) = self.coordinator.single_type_managers
+        assert isinstance(group_manager, RadixGroupManager)
+        self._group = group_manager
+        self._pool = group_manager.block_pool
+        self._tree = group_manager.tree
+        self._keys = RequestKeys(group_manager.block_size, self._tree)
+        group_manager.keys = self._keys
+        self._check_every_step = config.debug_checks
+
+    def get_computed_blocks(
+        self, request: Request, max_cache_hit_length: int | None = None
+    ) -> tuple[KVCacheBlocks, int, int]:
+        """The longest cached prefix of a request, in whole blocks; see vLLM's docstring.
+
+        A probe: locks nothing and changes no age, since vLLM may look up many times before it
+        admits a request.
+        """
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0
+        # The last token is always computed, since its logits are needed.
+        limit = request.num_tokens - 1
+        if max_cache_hit_length is not None:
+            limit = max_cache_hit_length
+        match = self._tree.match(self._keys.key(request), limit)
+        block_size = self._group.block_size
+        num_blocks = match.num_tokens // block_size
+        if self._group.use_eagle and num_blocks:
+            # The drafter needs the hidden states of the last block: compute it again.
+            num_blocks -= 1
+        if not num_blocks:
+            return self.empty_kv_cache_blocks, 0, 0
+        ids = self._tree.path_blocks(match.node, num_blocks)
+        blocks = (MatchedBlocks(self._pool, ids, match, request.priority),)
+        if (
+            self.enable_kv_cache_events
+            and getattr(request, "kv_cache_report_mode", "incremental") == "full"
+        ):
+            self.coordinator.emit_cached_block_events(request, blocks)  # type: ignore[arg-type]
+        return RadixKVCacheBlocks(blocks), num_blocks * block_size, 0
+
+    def create_kv_cache_blocks(self, blocks: tuple[Sequence[KVCacheBlock], ...]) -> KVCacheBlocks:
+        return RadixKVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
+
+    def estimate_cached_tokens(self, request: Request) -> int:
+        table = self._group.req_to_blocks.get(request.request_id)
+        return table.num_cached * self._group.block_size if table else 0
+
+    def note_computed_tokens(self, request: Request) -> None:
+        """Before a request's blocks are freed: what it cached but will not compute must go.
+
+        vLLM caches blocks when it allocates them, before the step runs. A request that another
+        one preempts in the same step, or whose KV failed to load, has not computed all of them.
+        """
+        table = self._group.req_to_blocks.get(request.request_id)
+        if table and request.num_computed_tokens < table.num_cached * self._group.block_size:
+            table.num_computed_tokens = request.num_computed_tokens
+
+    def on_adapter_reloaded(self, lora_int_id: int) -> None:
+        """Nothing that was computed with the adapter before may be found any more."""
+        self._keys.adapter_reloaded(lora_int_id)
+
+    def free(self, request: Request) -> None:
+        self._keys.forget(request)
+        super().free(request)
+
+    def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
+        self._keys.forget(request)
+        return self._group.pop_blocks_for_free(request.request_id)  # type: ignore[return-value]
+
+    def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
+        if self._group.records_new_block_ids:
+            assert start_token % self._group.block_size == 0
+            start = start_token // self._group.block_size
+            self._group.new_block_ids += self._group.req_to_blocks[request_id].ids[start:]
+
+    def new_step_starts(self) -> None:
+        super().new_step_starts()
+        if self._check_every_step:
+            self._pool.check()
+
+
+def make_kv_cache_manager(
+    kv_cache_config: KVCacheConfig,
+    *args: Any,
+    radix_config: RadixConfig | None = None,
+    **kwargs: Any,
+) -> KVCacheManager:
+    """Ours where it can serve the model, else vLLM's own."""
+    if why_unsupported(kv_cache_config, **kwargs) is None:
+        return RadixKVCacheManager(kv_cache_config, *args, radix_config=radix_config, **kwargs)
+    return KVCacheManager(kv_cache_config, *args, **kwargs)
+
+
+@contextmanager
+def _our_parts(config: RadixConfig) -> Iterator[None]:
+    """Have vLLM's coordinator build our pool and our group manager while it is constructed."""
+
+    def make_tree(block_size: int, num_blocks: int) -> RadixTree:
+        return RadixTree(block_size, num_blocks, make_policy(config.eviction))
+
+    def make_pool(*args: Any, **kwargs: Any) -> RadixBlockPool:
+        return RadixBlockPool(
+            *args, make_tree=make_tree, free_watermark=config.free_watermark, **kwargs
+        )
+
+    def make_group_manager(
+        kv_cache_spec: Any,
+        max_in_flight_tokens: int,
+        max_model_len: int,
+        role: str | None = None,
+        **kwargs: Any,
+    ) -> RadixGroupManager:
+        return RadixGroupManager(kv_cache_spec, **kwargs)
+
+    with (
+        compat.substituted(kv_cache_coordinator, "BlockPool", make_pool),
+        compat.substituted(
+            kv_cache_coordinator, "get_manager_for_kv_cache_spec", make_group_manager
+        ),
+    ):
+        yield

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of vLLM's requests: what of a request decides whose KV it may share."""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from vllm.v1.request import Request
+
+from vllm_radix.tree import Key, LabelTable, Namespace, RadixTree, pack_tokens
+from vllm_radix.tree.key import TOKEN_BYTES
+
+
+class RequestKeys:
+    """Makes the keys of requests, and keeps one while its request waits or prefills.
+
+    Args:
+        block_size: tokens in a block.
+        tree: the tree that the keys are for.
+    """
+
+    def __init__(self, block_size: int, tree: RadixTree) -> None:
+        self._block_size = block_size
+        self._tree = tree
+        self._labels = LabelTable(self._labels_in_use)
+        self._keys: dict[str, Key] = {}
+        # How often the weights behind an adapter's id were replaced.
+        self._reloads: dict[int, int] = {}
+
+    def key(self, request: Request) -> Key:
+        """The key of all tokens that the request has now. O(1) if it was asked for before."""
+        key = self._keys.get(request.request_id)
+        if key is None or len(key) != request.num_tokens:
+            data = self._pack(request, 0, request.num_tokens)
+            key = self._keys[request.request_id] = Key(self.namespace(request), data)
+        return key
+
+    def namespace(self, request: Request) -> Namespace:
+        """Who may share with the request: the same adapter and the same salt."""
+        lora = request.lora_request
+        if lora is None:
+            return Namespace(None, request.cache_salt)
+        # The name may be reused for other weights, the id may have been reloaded in place, and
+        # the path is what vLLM's own hashes tell adapters apart by.
+        adapter = (
+            lora.lora_name,
+            lora.lora_int_id,
+            lora.lora_path,
+            self._reloads.get(lora.lora_int_id, 0),
+        )
+        return Namespace(adapter, request.cache_salt)
+
+    def data(self, request: Request, start: int, stop: int) -> bytes:
+        """The packed tokens and labels at positions ``[start, stop)``. O(stop - start)."""
+        key = self._keys.get(request.request_id)
+        if key is not None:
+            if stop <= len(key):
+                return key.data[start * TOKEN_BYTES : stop * TOKEN_BYTES]
+            # The prefill is over; what the request decodes is packed as it comes.
+            del self._keys[request.request_id]
+        return self._pack(request, start, stop)
+
+    def forget(self, request: Request) -> None:
+        """The request ended or was preempted."""
+        self._keys.pop(request.request_id, None)
+
+    def adapter_reloaded(self, lora_int_id: int) -> None:
+        """The adapter has other weights now: nothing computed with it before may be found."""
+        self._reloads[lora_int_id] = self._reloads.get(lora_int_id, 0) + 1
+        # Keys that were made before would find it.
+        self._keys.clear()
+
+    def _pack(self, request: Request, start: int, stop: int) -> bytes:
+        tokens = request.all_token_ids[start:stop]
+        if not request.mm_features and request.prompt_embeds is None:
+            return pack_tokens(tokens)
+        packed = np.fromiter(tokens, np.int32, len(tokens))
+        # Placeholder tokens look alike whatever they stand for; labels don't.
+        for feature in request.mm_features:
+            first = feature.mm_position.offset
+            last = first + feature.mm_position.length
+            if first < stop and last > start:
+                packed[max(first - start, 0) : last - start] = self._labels.label(
+                    ("item", feature.identifier)
+                )
+        if request.prompt_embeds is not None:
+            # Embeddings have no tokens, or stand between them: each block's rows are an item.
+            embeds = request.prompt_embeds[start:stop]
+            for first in range(0, len(embeds), self._block_size):
+                span = slice(first, min(first + self._block_size, len(embeds)))
+                packed[span] = self._labels.label(
+                    ("embeds", _digest(embeds[span]), packed[span].tobytes())
+                )
+        return packed.tobytes()
+
+    def _labels_in_use(self) -> Iterator[int]:
+        for node in self._tree.all_nodes():
+            edge = np.frombuffer(bytes(node.edge), np.int32)
+            yield from np.unique(edge[edge < 0]).tolist()
+
+
+def _digest(rows: torch.Tensor) -> bytes:
+    data = rows.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return hashlib.sha256(data.tobytes()).digest()

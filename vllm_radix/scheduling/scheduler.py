@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes behind ``--scheduler-cls vllm_radix.Scheduler``."""
+
+from functools import partial
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.core.sched import scheduler as vllm_scheduler
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
+from vllm.v1.core.sched.interface import SchedulerInterface
+from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request
+
+from vllm_radix import compat
+from vllm_radix.cache.manager import (
+    RadixKVCacheManager,
+    make_kv_cache_manager,
+    why_unsupported,
+)
+from vllm_radix.config import RadixConfig
+
+logger = init_logger(__name__)
+
+
+class RadixMixin(VllmScheduler):
+    """What both schedulers add to vLLM's: the tree behind the KV cache manager."""
+
+    needs_block_hashes = True
+    """Whether the engine core has to hash prompts. It asks after it has built the scheduler."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any
+    ) -> None:
+        config = RadixConfig.from_additional_config(vllm_config.additional_config)
+        compat.install_engine_hooks()
+        make_manager = partial(make_kv_cache_manager, radix_config=config)
+        with compat.substituted(vllm_scheduler, "KVCacheManager", make_manager):
+            super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        manager = self.kv_cache_manager
+        self.radix_manager = manager if isinstance(manager, RadixKVCacheManager) else None
+        if self.radix_manager is None:
+            reason = why_unsupported(
+                kv_cache_config,
+                enable_caching=self.cache_config.enable_prefix_caching,
+                num_hash_lookahead_tokens=getattr(self, "num_hash_lookahead_tokens", 0),
+            )
+            logger.info("vllm-radix: vLLM's own KV cache manager serves this model: %s.", reason)
+            return
+        self.needs_block_hashes = not config.skip_hashing or compat.hashes_have_consumers(
+            vllm_config
+        )
+        logger.info(
+            "vllm-radix: the prefix cache is a radix tree (%d blocks of %d tokens, %s eviction, "
+            "prompts are %shashed).",
+            kv_cache_config.num_blocks,
+            self.block_size,
+            config.eviction,
+            "" if self.needs_block_hashes else "not ",
+        )
+
+    def on_adapter_reloaded(self, lora_int_id: int) -> None:
+        """The engine core loaded other weights for an adapter that it had."""
+        if self.radix_manager is not None:
+            self.radix_manager.on_adapter_reloaded(lora_int_id)
+
+    def _free_request_blocks(self, request: Request) -> None:
+        if self.radix_manager is not None:
+            self.radix_manager.note_computed_tokens(request)
+        super()._free_request_blocks(request)
+
+
+class RadixScheduler(RadixMixin, VllmScheduler):
+    """vLLM's scheduler on the radix tree."""
+
+
+class AsyncRadixScheduler(RadixMixin, VllmAsyncScheduler):
+    """vLLM's asynchronous scheduler on the radix tree."""
+
+
+class Scheduler:
+    """Names the plugin to vLLM; constructing it gives the scheduler that the config calls for."""
+
+    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> SchedulerInterface:  # type: ignore[misc]
+        scheduler_cls: type[VllmScheduler] = RadixScheduler
+        if vllm_config.scheduler_config.async_scheduling:
+            scheduler_cls = AsyncRadixScheduler
+        if vllm_config.model_config.is_diffusion:
+            scheduler_cls = _diffusion_scheduler(vllm_config)
+        return scheduler_cls(vllm_config, *args, **kwargs)
+
+
+def _diffusion_scheduler(vllm_config: VllmConfig) -> type[VllmScheduler]:
+    """vLLM picks a scheduler of its own for diffusion models, unless a user names another."""
+    logger.info("vllm-radix: vLLM's own scheduler serves this model: it is a diffusion model.")
+    if not vllm_config.scheduler_config.async_scheduling:
+        return VllmScheduler
+    from vllm.v1.core.sched.diffusion_scheduler import DiffusionAsyncScheduler
+
+    return DiffusionAsyncScheduler
