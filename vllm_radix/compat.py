@@ -38,7 +38,7 @@ def vllm_version() -> str:
         UnsupportedVllmError: if there is none.
     """
     try:
-        from vllm import version as vllm_version_module
+        import vllm.version
     except ImportError:
         try:
             return version("vllm")
@@ -47,7 +47,7 @@ def vllm_version() -> str:
                 f"vllm-radix needs vLLM {SUPPORTED_VLLM}, and none is installed: "
                 f"pip install 'vllm{SUPPORTED_VLLM}'."
             ) from None
-    return str(vllm_version_module.__version__)
+    return str(vars(vllm.version)["__version__"])
 
 
 def require_supported_vllm() -> None:
@@ -66,6 +66,13 @@ def require_supported_vllm() -> None:
             f"vllm-radix supports vLLM {SUPPORTED_VLLM}, but this is vLLM {found}: install a "
             f"supported one (pip install 'vllm{SUPPORTED_VLLM}') or another release of vllm-radix."
         )
+
+
+def get_logger(name: str) -> Any:
+    """A logger that vLLM's own logging configuration covers: that of the name ``vllm``."""
+    from vllm.logger import init_logger
+
+    return init_logger(f"vllm.{name}")
 
 
 @contextmanager

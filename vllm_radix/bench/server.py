@@ -23,11 +23,13 @@ _GUARD = ("sh", "-c", "cat > /dev/null; kill -KILL 0")
 # Long enough for vLLM to finish its requests and release its shared memory, in seconds.
 _STOP_TIMEOUT = 20.0
 _TAIL_LINES = 25
+# The line of a log that names an error, except vLLM's last one, which only points further up.
+_ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w+(?:Error|Exception): (?!.*See root cause above).*)")
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 
 class ServerError(RuntimeError):
-    """The server did not start, or died; the message ends with one sentence that says so."""
+    """The server did not start, or died; the message holds the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +185,11 @@ class Server:
         return httpx.get(f"{self.url}{path}", trust_env=False)
 
     def _failure(self, what: str) -> ServerError:
-        tail = self.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-        lines = "\n".join(tail)
-        return ServerError(f"{lines}\nThe server {what}; its whole log is {self.log}.")
+        lines = self.log.read_text(errors="replace").splitlines()
+        errors = [found[1] for line in lines if (found := _ERROR.search(line))]
+        cause = f" Its log says: {errors[-1]}" if errors else ""
+        tail = "\n".join(lines[-_TAIL_LINES:])
+        return ServerError(f"{tail}\nThe server {what}, see {self.log}.{cause}")
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved
-from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHashWithGroupId,
@@ -15,9 +14,10 @@ from vllm.v1.core.kv_cache_utils import (
     maybe_convert_block_hash,
 )
 
+from vllm_radix.compat import get_logger
 from vllm_radix.tree import Node, RadixTree
 
-logger = init_logger(__name__)
+logger = get_logger(__name__)
 
 
 class BlockView(KVCacheBlock):

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.logger import init_logger
 from vllm.v1.core.sched import scheduler as vllm_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
 from vllm.v1.core.sched.interface import SchedulerInterface
@@ -21,7 +20,7 @@ from vllm_radix.cache.manager import (
 )
 from vllm_radix.config import RadixConfig
 
-logger = init_logger(__name__)
+logger = compat.get_logger(__name__)
 
 
 class RadixMixin(VllmScheduler):
