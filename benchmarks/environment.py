@@ -137,11 +137,10 @@ def needs_pytorch_index(vllm: str) -> bool:
 
     Only metadata is read: a CUDA build with its libraries is gigabytes.
     """
-    step = "which PyTorch"
-    [package] = pip_report(step, "--no-deps", vllm)
+    [package] = pip_report(f"what {vllm} needs", "--no-deps", vllm)
     wanted = [r for r in package["metadata"]["requires_dist"] if re.match(r"torch\b(?!-)", r)]
     try:
-        chosen = pip_report(step, *wanted)
+        chosen = pip_report("which PyTorch pip finds", *wanted)
     except SetupError:
         return True
     return any(re.match("nvidia-|cuda-", package["metadata"]["name"]) for package in chosen)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server is started, watched, read and ended; nothing of it outlives whoever started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_radix.bench.server import PrefixCacheCounts, Server, ServerError, parse_metrics
+
+# Stands for `vllm serve`: answers /health and /metrics, with a child that ignores its parent's
+# end, as a stuck engine process would. Prints both process ids.
+FAKE = """
+import http.server, os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(os.getpid(), child.pid, flush=True)
+TEXT = b'''# HELP vllm:prefix_cache_queries_total Tokens looked up.
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 300.0
+vllm:prefix_cache_queries_total{engine="1",model_name="m"} 100.0
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 1e+02
+'''
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(TEXT if self.path == "/metrics" else b"")
+address = sys.argv[sys.argv.index("--host") + 1], int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(address, Handler).serve_forever()
+"""
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def processes(log: Path) -> list[int]:
+    """The process ids that the fake server printed first."""
+    return [int(word) for word in log.read_text().splitlines()[0].split()]
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    # A killed process whose new parent has not collected it yet is a zombie, state Z.
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline, f"still running: {pids}"
+        time.sleep(0.05)
+
+
+def test_server_runs_while_the_block_lasts(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "server.log"
+    with Server(python(FAKE), log) as server:
+        assert server.prefix_cache_counts() == PrefixCacheCounts(queries=400, hits=100)
+        pids = processes(log)
+        assert all(map(is_running, pids))
+    wait_until_gone(pids)
+    with pytest.raises(ServerError, match="was not started"):
+        server.metrics()
+
+
+def test_two_servers_get_ports_of_their_own(tmp_path: Path) -> None:
+    with Server(python(FAKE), tmp_path / "a") as a, Server(python(FAKE), tmp_path / "b") as b:
+        assert a.url != b.url
+
+
+def test_an_error_in_the_block_ends_the_server(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(KeyboardInterrupt), Server(python(FAKE), log):
+        raise KeyboardInterrupt
+    wait_until_gone(processes(log))
+
+
+def test_a_server_that_does_not_start_tells_why(tmp_path: Path) -> None:
+    code = "raise ValueError('no such model')"
+    with pytest.raises(ServerError) as caught, Server(python(code), tmp_path / "log"):
+        pytest.fail("it started")
+    assert "Traceback" in str(caught.value)
+    assert str(caught.value).endswith(
+        f"The server ended by itself with exit code 1, see {tmp_path / 'log'}."
+        " Its log says: ValueError: no such model"
+    )
+
+
+def test_the_cause_is_the_last_error_that_does_not_point_elsewhere(tmp_path: Path) -> None:
+    code = (
+        "print('(Engine pid=7) ERROR [core.py:1] pkg.mod.SomeError: the cause');"
+        "raise RuntimeError('Engine core initialization failed. See root cause above.')"
+    )
+    with (
+        pytest.raises(ServerError, match=r"Its log says: pkg\.mod\.SomeError: the cause$"),
+        Server(python(code), tmp_path / "log"),
+    ):
+        pytest.fail("it started")
+
+
+def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with (
+        pytest.raises(ServerError, match="was not ready after 1 s"),
+        Server(python(code), log, start_timeout=1.0),
+    ):
+        pytest.fail("it started")
+    wait_until_gone(processes(log))
+
+
+def test_a_server_that_dies_is_noticed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Server(python(FAKE), log) as server:
+        pid, _ = processes(log)
+        os.kill(pid, signal.SIGKILL)
+        wait_until_gone([pid])
+        with pytest.raises(ServerError, match="exit code -9"):
+            server.metrics()
+    wait_until_gone(processes(log))
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_server_outlives_its_program(tmp_path: Path, signal_number: signal.Signals) -> None:
+    log = tmp_path / "log"
+    program = f"""
+import sys, time
+from pathlib import Path
+from vllm_radix.bench.server import Server
+with Server([sys.executable, "-c", {FAKE!r}], Path({str(log)!r})):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+    process = subprocess.Popen(
+        python(program), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        pids = processes(log)
+        process.send_signal(signal_number)
+        process.wait(30)
+    wait_until_gone(pids)
+
+
+def test_metrics_are_summed_over_their_labels() -> None:
+    text = '# TYPE a counter\na{x="}, {"} 1.5\na{x="2"} 2\nb:c_total 3e2 1700000000\n'
+    assert parse_metrics(text) == {"a": 3.5, "b:c_total": 300.0}
+
+
+def test_counts_of_an_interval() -> None:
+    counts = PrefixCacheCounts(queries=500, hits=90) - PrefixCacheCounts(queries=100, hits=10)
+    assert counts == PrefixCacheCounts(queries=400, hits=80)
+    assert counts.hit_rate == pytest.approx(0.2)
+    assert PrefixCacheCounts(0, 0).hit_rate == 0.0
