@@ -201,7 +201,7 @@ class Engine:
             "seed": 0,
             "block_size": 32,
             "max_model_len": 1024,
-            "max_num_seqs": 32,
+            "max_num_seqs": 16,
             "kv_cache_memory_bytes": 64 << 20,
             **KINDS[self.kind],
             **self.args,
