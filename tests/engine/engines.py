@@ -250,11 +250,13 @@ class Engine:
     def abort(self, request_id: str) -> None:
         self.llm.abort_request([request_id])
 
-    def step(self) -> None:
-        """Run one engine step and keep the answers of requests that it finished."""
-        for output in self.llm.step():
+    def step(self) -> list[RequestOutput]:
+        """Run one engine step, keep the answers of requests that it finished, return its outputs."""
+        outputs = self.llm.step()
+        for output in outputs:
             if output.finished:
                 self.answers[output.request_id] = _answer(output)
+        return outputs
 
     def drain(self, before_step: Callable[[int], None] | None = None) -> None:
         """Step until nothing is left. `before_step` gets the number of the step to come."""
