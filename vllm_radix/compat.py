@@ -22,7 +22,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-SUPPORTED_VLLM = SpecifierSet(">=0.32,<0.34", prereleases=True)
+SUPPORTED_VLLM = ">=0.32,<0.34"
 
 _substitution_lock = threading.RLock()
 
@@ -58,7 +58,7 @@ def require_supported_vllm() -> None:
     """
     found = vllm_version()
     try:
-        supported = Version(found) in SUPPORTED_VLLM
+        supported = SpecifierSet(SUPPORTED_VLLM).contains(Version(found), prereleases=True)
     except InvalidVersion:
         supported = False
     if not supported:

@@ -26,6 +26,15 @@ class RadixConfig(BaseModel):
         le=1.0,
         description="Share of the KV blocks that is kept free by evicting ahead of need.",
     )
+    token_granular: bool = Field(
+        default=True,
+        description="Reuse every matching token, copying the block in which a match ends.",
+    )
+    min_partial_tokens: int = Field(
+        default=1,
+        ge=1,
+        description="Copy a block only if that saves computing at least so many tokens.",
+    )
     skip_hashing: bool = Field(
         default=True,
         description="Hash prompts only if KV events or a connector read the hashes.",

@@ -20,8 +20,10 @@ import httpx
 # Runs in the server's process group and reads from this program, which never writes: the read
 # ends when this program does, however it ends, and then the whole group is killed.
 _GUARD = ("sh", "-c", "cat > /dev/null; kill -KILL 0")
-# Long enough for vLLM to finish its requests and release its shared memory, in seconds.
+# Seconds from asking a server to end to killing it: enough to finish requests and to release
+# shared memory. While vLLM loads a model it does not listen, and has less to lose.
 _STOP_TIMEOUT = 20.0
+_STOP_TIMEOUT_STARTING = 3.0
 _TAIL_LINES = 25
 # The line of a log that names an error, except vLLM's last one, which only points further up.
 _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w+(?:Error|Exception): (?!.*See root cause above).*)")
@@ -96,7 +98,7 @@ class Server:
             self._start()
             self._wait_until_ready()
         except BaseException:
-            self.stop()
+            self._stop(_STOP_TIMEOUT_STARTING)
             raise
         return self
 
@@ -110,17 +112,7 @@ class Server:
 
     def stop(self) -> None:
         """Ask the server to end, then kill what is left of its process group. May be repeated."""
-        if self._process is not None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_TIMEOUT)
-        if self._guard is not None:
-            # The guard is not reaped yet, so its process id, the group's, is still its own.
-            os.killpg(self._guard.pid, signal.SIGKILL)
-            self._guard.communicate()
-        if self._process is not None:
-            self._process.wait()
-        self._guard = self._process = None
+        self._stop(_STOP_TIMEOUT)
 
     def check(self) -> None:
         """Raise unless the server is running.
@@ -169,6 +161,22 @@ class Server:
                 env=self._env,
                 process_group=self._guard.pid,
             )
+
+    def _stop(self, timeout: float) -> None:
+        try:
+            if self._process is not None:
+                self._process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout)
+        finally:
+            # Reached in an impatient user's second Ctrl-C, too.
+            if self._guard is not None:
+                # The guard is not reaped yet, so its process id, the group's, is still its own.
+                os.killpg(self._guard.pid, signal.SIGKILL)
+                self._guard.communicate()
+            if self._process is not None:
+                self._process.wait()
+            self._guard = self._process = None
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self._start_timeout

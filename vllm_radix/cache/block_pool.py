@@ -143,6 +143,8 @@ class RadixBlockPool(BlockPool):
         self._private: dict[int, int] = {}
         # Handles that keep touched blocks of the tree, by block.
         self._holds: dict[int, list[Node]] = {}
+        self.fresh: set[int] = set()
+        """Blocks cached in this step, which has not run yet: no source for a copy at its start."""
         self._min_free = int(free_watermark * num_gpu_blocks)
 
     def view(self, block: int) -> BlockView:
@@ -181,9 +183,10 @@ class RadixBlockPool(BlockPool):
                 self.metrics_collector.on_block_allocated(self.view(block))
         return blocks
 
-    def give_to_tree(self, blocks: Iterable[int]) -> None:
+    def give_to_tree(self, blocks: Sequence[int]) -> None:
         """The tree took these private blocks; whoever else holds one now holds its prefix."""
         private = self._private
+        self.fresh.update(blocks)
         for block in blocks:
             for _ in range(private.pop(block) - 1):
                 self._holds.setdefault(block, []).append(self.tree.hold(block))
@@ -205,8 +208,9 @@ class RadixBlockPool(BlockPool):
             self._forget(blocks)
             self._free += reversed(blocks)
 
-    def keep_watermark(self) -> None:
-        """Evict until the configured share of the pool is free, ahead of need."""
+    def start_step(self) -> None:
+        """What was cached before is computed; evict ahead of need, up to the watermark."""
+        self.fresh.clear()
         if len(self._free) < self._min_free:
             self._evict(self._min_free - len(self._free))
 
@@ -284,7 +288,7 @@ class RadixBlockPool(BlockPool):
                 continue
             holds = self._holds.get(block.block_id)
             if holds:
-                self.reclaim(self.tree.release(holds.pop()))
+                self.reclaim(self.tree.release(holds.pop(), used=False))
                 if not holds:
                     del self._holds[block.block_id]
             else:

@@ -67,16 +67,28 @@ class RadixKVCacheBlocks(KVCacheBlocks):
 
 
 class MatchedBlocks(BlockList):
-    """The blocks of a match, not locked yet."""
+    """The full blocks of a match, not locked yet.
 
-    __slots__ = ("match", "priority")
+    Attributes:
+        match: what was found.
+        request: who looked it up; None if the blocks came back from elsewhere.
+        source: the block to copy for the tokens after the full blocks; None if there are none.
+    """
+
+    __slots__ = ("match", "request", "source")
 
     def __init__(
-        self, pool: RadixBlockPool, ids: list[int], match: Match, priority: int = 0
+        self,
+        pool: RadixBlockPool,
+        ids: list[int],
+        match: Match,
+        request: Request | None = None,
+        source: int | None = None,
     ) -> None:
         super().__init__(pool, ids)
         self.match = match
-        self.priority = priority
+        self.request = request
+        self.source = source
 
 
 class BlockTable(BlockList):
@@ -89,9 +101,10 @@ class BlockTable(BlockList):
         duplicates: those among them that the tree has in other copies. Block tables are
             append-only, so the request keeps its own until it ends.
         num_computed_tokens: how many tokens hold computed KV, where that is less than was cached.
+        source: the block whose copy the next new block has to become; None once it was ordered.
     """
 
-    __slots__ = ("duplicates", "handle", "num_cached", "num_computed_tokens")
+    __slots__ = ("duplicates", "handle", "num_cached", "num_computed_tokens", "source")
 
     def __init__(self, pool: RadixBlockPool) -> None:
         super().__init__(pool, [])
@@ -99,6 +112,7 @@ class BlockTable(BlockList):
         self.num_cached = 0
         self.duplicates: list[int] = []
         self.num_computed_tokens: int | None = None
+        self.source: int | None = None
 
 
 class RadixGroupManager(FullAttentionManager):
@@ -129,14 +143,18 @@ class RadixGroupManager(FullAttentionManager):
         table = self.req_to_blocks.get(request_id)
         if table is not None:
             return max(num_required - len(table.ids), 0)
-        num_matched = len(new_computed_blocks)
-        num_new = max(num_required - num_matched, 0)
-        if not num_matched:
-            return num_new
-        # Evictable blocks count as free until the request locks them.
+        num_new = max(num_required - len(new_computed_blocks), 0)
         matched = self._as_matched(new_computed_blocks)
+        return num_new if matched is None else num_new + self.num_to_lock(matched)
+
+    def num_to_lock(self, matched: MatchedBlocks) -> int:
+        """Blocks that count as free until a request acquires the match. O(path)."""
+        num_matched = len(matched.ids)
+        source = matched.source
         return (
-            num_new + num_matched - self.tree.num_protected_blocks(matched.match.node, num_matched)
+            num_matched
+            - self.tree.num_protected_blocks(matched.match.node, num_matched)
+            + (source is not None and self.block_pool.ref_count(source) == 0)
         )
 
     def add_local_computed_blocks(
@@ -147,15 +165,21 @@ class RadixGroupManager(FullAttentionManager):
         **kwargs: Any,
     ) -> None:
         table = self.req_to_blocks[request_id] = BlockTable(self.block_pool)
-        num_matched = self.num_cached_block[request_id] = len(new_computed_blocks)
-        if num_matched:
-            matched = self._as_matched(new_computed_blocks)
-            table.handle = self.tree.acquire(matched.match, num_matched, matched.priority)
+        table.num_cached = self.num_cached_block[request_id] = len(new_computed_blocks)
+        matched = self._as_matched(new_computed_blocks)
+        if matched is None:
+            return
+        if matched.ids:
+            priority = matched.request.priority if matched.request is not None else 0
+            table.handle = self.tree.acquire(matched.match, len(matched.ids), priority)
             table.ids += matched.ids
-            table.num_cached = num_matched
             if collector := self.block_pool.metrics_collector:
                 for block in matched:
                     collector.on_block_accessed(block)
+        if matched.source is not None:
+            # Held until the worker has run the copy (see `take_pending_cow_copies`).
+            self.block_pool.touch([self.block_pool.view(matched.source)])
+            table.source = matched.source
 
     def allocate_external_computed_blocks(
         self,
@@ -179,6 +203,11 @@ class RadixGroupManager(FullAttentionManager):
     ) -> list[int]:
         new = self.block_pool.allocate(cdiv(num_tokens, self.block_size) - len(table.ids))
         if new:
+            if table.source is not None:
+                copy = self.block_pool.view(new[0])
+                self.block_pool.touch([copy])
+                self._pending_cow_copies.append((self.block_pool.view(table.source), copy))
+                table.source = None
             table.ids += new
             if self._record_new_block_ids and record_for_zeroing:
                 self.new_block_ids += new
@@ -216,6 +245,29 @@ class RadixGroupManager(FullAttentionManager):
                 kv_cache_group_id=self.kv_cache_group_id,
             )
 
+    def cache_tail(self, request: Request, num_tokens: int, min_tokens: int) -> None:
+        """Give the tree the block that the first ``num_tokens`` tokens fill in part.
+
+        The request must not compute any more. Nothing to do for fewer than ``min_tokens`` tokens
+        in the block.
+        """
+        self.cache_blocks(request, num_tokens)
+        table = self.req_to_blocks[request.request_id]
+        start = table.num_cached * self.block_size
+        if num_tokens - start < min_tokens:
+            return
+        if table.handle is None:
+            table.handle = self.tree.enter(self.keys.namespace(request))
+        block = table.ids[table.num_cached]
+        extension = self.tree.add_tail(
+            table.handle, self.keys.data(request, start, num_tokens), block, request.priority
+        )
+        table.handle = extension.node
+        self.block_pool.reclaim(extension.freed)
+        if not extension.num_duplicates:
+            table.num_cached += 1
+            self.block_pool.give_to_tree([block])
+
     def free(self, request_id: str) -> None:
         """Unlock the request's path and free its private blocks. O(path + private blocks)."""
         table = self._pop(request_id)
@@ -229,7 +281,7 @@ class RadixGroupManager(FullAttentionManager):
         return PoppedTable(self.block_pool, table.ids, lambda: self._release(table))
 
     def new_step_starts(self) -> None:
-        self.block_pool.keep_watermark()
+        self.block_pool.start_step()
 
     def _pop(self, request_id: str) -> BlockTable | None:
         self.num_cached_block.pop(request_id, None)
@@ -243,10 +295,12 @@ class RadixGroupManager(FullAttentionManager):
         if table.handle is not None:
             pool.reclaim(self.tree.release(table.handle, table.num_computed_tokens))
 
-    def _as_matched(self, blocks: Sequence[KVCacheBlock]) -> MatchedBlocks:
+    def _as_matched(self, blocks: Sequence[KVCacheBlock]) -> MatchedBlocks | None:
         """The match that a lookup result stands for, also where a caller made a list of it."""
         if isinstance(blocks, MatchedBlocks):
             return blocks
+        if not blocks:
+            return None
         ids = [block.block_id for block in blocks]
         return MatchedBlocks(self.block_pool, ids, self.tree.match_of_block(ids[-1]))
 
@@ -271,6 +325,8 @@ class RadixKVCacheManager(KVCacheManager):
         self._keys = RequestKeys(group_manager.block_size, self._tree)
         group_manager.keys = self._keys
         self._check_every_step = config.debug_checks
+        self._token_granular = config.token_granular and not group_manager.use_eagle
+        self._min_partial_tokens = config.min_partial_tokens
 
     def get_computed_blocks(
         self, request: Request, max_cache_hit_length: int | None = None
@@ -292,16 +348,46 @@ class RadixKVCacheManager(KVCacheManager):
         if self._group.use_eagle and num_blocks:
             # The drafter needs the hidden states of the last block: compute it again.
             num_blocks -= 1
-        if not num_blocks:
-            return self.empty_kv_cache_blocks, 0, 0
         ids = self._tree.path_blocks(match.node, num_blocks)
-        blocks = (MatchedBlocks(self._pool, ids, match, request.priority),)
+        matched = MatchedBlocks(self._pool, ids, match, request)
+        num_tokens = self._choose_source(matched)
+        if not num_tokens:
+            return self.empty_kv_cache_blocks, 0, 0
+        blocks = RadixKVCacheBlocks((matched,))
         if (
             self.enable_kv_cache_events
             and getattr(request, "kv_cache_report_mode", "incremental") == "full"
         ):
-            self.coordinator.emit_cached_block_events(request, blocks)  # type: ignore[arg-type]
-        return RadixKVCacheBlocks(blocks), num_blocks * block_size, 0
+            self.coordinator.emit_cached_block_events(request, blocks.blocks)  # type: ignore[arg-type]
+        return blocks, num_tokens, 0
+
+    def _choose_source(self, matched: MatchedBlocks) -> int:
+        """Choose the block to copy for what follows the full blocks; return the hit's tokens."""
+        block_size = self._group.block_size
+        num_blocks = len(matched.ids)
+        num_full = num_blocks * block_size
+        request = matched.request
+        if not self._token_granular or request is None:
+            return num_full
+        num_tokens = matched.match.num_tokens
+        for feature in request.mm_features:
+            # Not every model can go on inside an item.
+            position = feature.mm_position
+            if position.offset < num_tokens < position.offset + position.length:
+                num_tokens = max(position.offset, num_full)
+        if num_tokens - num_full < self._min_partial_tokens:
+            return num_full
+        source = self._tree.block_after(matched.match, num_blocks)
+        if source is None or source in self._pool.fresh:
+            return num_full
+        matched.source = source
+        # The copy needs its source to stay. Where that leaves too little room for the request,
+        # it would wait for blocks that it holds itself.
+        num_needed = cdiv(request.num_tokens, block_size) + 1 - num_blocks
+        if num_needed + self._group.num_to_lock(matched) > self._pool.get_num_free_blocks():
+            matched.source = None
+            return num_full
+        return num_tokens
 
     def create_kv_cache_blocks(self, blocks: tuple[Sequence[KVCacheBlock], ...]) -> KVCacheBlocks:
         return RadixKVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
@@ -310,15 +396,24 @@ class RadixKVCacheManager(KVCacheManager):
         table = self._group.req_to_blocks.get(request.request_id)
         return table.num_cached * self._group.block_size if table else 0
 
-    def note_computed_tokens(self, request: Request) -> None:
-        """Before a request's blocks are freed: what it cached but will not compute must go.
+    def keep_computed_tokens(self, request: Request) -> None:
+        """Before a request's blocks are freed: cache what it computed, and nothing else.
 
-        vLLM caches blocks when it allocates them, before the step runs. A request that another
-        one preempts in the same step, or whose KV failed to load, has not computed all of them.
+        vLLM caches full blocks when it allocates them, before the step runs. A request that
+        another one preempts in the same step, or whose KV failed to load, has not computed all of
+        them: those must go. What it did compute of its last block stays at its leaf.
         """
         table = self._group.req_to_blocks.get(request.request_id)
-        if table and request.num_computed_tokens < table.num_cached * self._group.block_size:
+        if table is None:
+            return
+        if request.num_computed_tokens < table.num_cached * self._group.block_size:
             table.num_computed_tokens = request.num_computed_tokens
+        elif self._token_granular:
+            # Tokens of steps in flight may be drafts; the last sampled one is not computed yet.
+            num_final = min(
+                request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
+            )
+            self._group.cache_tail(request, num_final, self._min_partial_tokens)
 
     def on_adapter_reloaded(self, lora_int_id: int) -> None:
         """Nothing that was computed with the adapter before may be found any more."""

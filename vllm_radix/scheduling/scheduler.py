@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 from vllm_radix import compat
+from vllm_radix.cache.granularity import why_whole_blocks
 from vllm_radix.cache.manager import (
     RadixKVCacheManager,
     make_kv_cache_manager,
@@ -33,6 +34,10 @@ class RadixMixin(VllmScheduler):
         self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any
     ) -> None:
         config = RadixConfig.from_additional_config(vllm_config.additional_config)
+        whole_blocks = "it is turned off"
+        if config.token_granular:
+            whole_blocks = why_whole_blocks(vllm_config) or ""
+            config = config.model_copy(update={"token_granular": not whole_blocks})
         compat.install_engine_hooks()
         make_manager = partial(make_kv_cache_manager, radix_config=config)
         with compat.substituted(vllm_scheduler, "KVCacheManager", make_manager):
@@ -58,6 +63,8 @@ class RadixMixin(VllmScheduler):
             config.eviction,
             "" if self.needs_block_hashes else "not ",
         )
+        if whole_blocks:
+            logger.info("vllm-radix: prefixes are reused in whole blocks: %s.", whole_blocks)
 
     def on_adapter_reloaded(self, lora_int_id: int) -> None:
         """The engine core loaded other weights for an adapter that it had."""
@@ -66,7 +73,7 @@ class RadixMixin(VllmScheduler):
 
     def _free_request_blocks(self, request: Request) -> None:
         if self.radix_manager is not None:
-            self.radix_manager.note_computed_tokens(request)
+            self.radix_manager.keep_computed_tokens(request)
         super()._free_request_blocks(request)
 
 

@@ -115,6 +115,24 @@ class RadixTree:
         cell = self._cell_of[block]
         return cell[0] if cell else None
 
+    def block_after(self, match: Match, num_blocks: int) -> int | None:
+        """A block with the tokens of a match that its first ``num_blocks`` full blocks lack.
+
+        That is the block to copy for a request that goes on inside it. If the match ends where a
+        node's children part inside the block, each of them has all of those tokens in a copy of
+        its own, and the child that has been there longest is asked. O(1) but for nodes that end
+        inside the same block.
+        """
+        node = match.node
+        while True:
+            index = num_blocks - node.start // self.block_size
+            if index < len(node.blocks):
+                return node.blocks[index]
+            child = next(iter(node.children.values()), None)
+            if child is None:
+                return None
+            node = child
+
     def match_of_block(self, block: int) -> Match:
         """The match that ends with ``block``. O(blocks of its owner).
 
@@ -180,6 +198,8 @@ class RadixTree:
     def hold(self, block: int) -> Node:
         """Lock the prefix up to and including ``block``; return a handle for :meth:`release`.
 
+        A hold is no use: it changes no age, and neither should its release.
+
         O(path + blocks of the owner).
 
         Raises:
@@ -244,11 +264,12 @@ class RadixTree:
             return Extension(node, 1, [])
         return self.extend(node, data, [block], priority)
 
-    def release(self, node: Node, num_tokens: int | None = None) -> list[int]:
+    def release(self, node: Node, num_tokens: int | None = None, *, used: bool = True) -> list[int]:
         """Give a handle back. Its path becomes the most recently used.
 
         Args:
             node: the handle.
+            used: False for a hold, whose path keeps its age.
             num_tokens: how many tokens of its path hold computed KV, if not all of them do:
                 what lies beyond is dropped, as far as nobody else uses it.
 
@@ -262,7 +283,8 @@ class RadixTree:
         while part is not None:
             assert part.lock_count > 0, f"{part} was released more often than locked"
             part.lock_count -= 1
-            part.last_access = self._clock
+            if used:
+                part.last_access = self._clock
             if part.lock_count == 0:
                 self.num_evictable_blocks += len(part.blocks)
             part = part.parent
