@@ -28,7 +28,7 @@ conformance: setup
 	$(BIN)/python tests/conformance/run.py --vllm $(VLLM)
 
 bench: setup
-	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python -m benchmarks.micro
 
 # .cache holds the converted model and vLLM's source distributions: made anew on demand.
 clean:
