@@ -131,7 +131,8 @@ def both(num_blocks: int, max_num_seqs: int = 16) -> list[Contender]:
 def random_tokens(num_tokens: int, *seed: int) -> list[int]:
     """The same tokens for the same seed, as distinct Python objects."""
     rng = np.random.default_rng(seed)
-    return rng.integers(10, VOCABULARY_SIZE, num_tokens).tolist()
+    tokens: list[int] = rng.integers(10, VOCABULARY_SIZE, num_tokens).tolist()
+    return tokens
 
 
 def as_received(*parts: Sequence[int]) -> list[int]:

@@ -23,18 +23,16 @@ def memory(num_blocks: int, lengths: tuple[int, ...]) -> list[Figure]:
         num_blocks: the size of the pool.
         lengths: of the prompts in tokens, a figure for each.
     """
-    figures = []
-    for length in lengths:
-        figures.append(
-            Figure(
-                f"prompts of {length:,} tokens",
-                _bytes_per_block(ours, num_blocks, length),
-                _bytes_per_block(stock, num_blocks, length),
-                share_of_stock(1),
-                unit="bytes",
-            )
+    return [
+        Figure(
+            f"prompts of {length:,} tokens",
+            _bytes_per_block(ours, num_blocks, length),
+            _bytes_per_block(stock, num_blocks, length),
+            share_of_stock(1),
+            unit="bytes",
         )
-    return figures
+        for length in lengths
+    ]
 
 
 def _bytes_per_block(make: Callable[[int], Contender], num_blocks: int, length: int) -> float:
