@@ -69,7 +69,7 @@ def _sections(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "decode with 256 running requests": lambda: decode(256, rounds(400)),
         "tree alone": lambda: [
             evict_little(rounds(500)),
-            evict_much(rounds(10)),
+            *evict_much(rounds(6)),
             match_deep(256, LONG, rounds(500)),
         ],
         "memory by cached block": lambda: memory(16_384, (8_192, 512)),
