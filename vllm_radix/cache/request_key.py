@@ -76,21 +76,26 @@ class RequestKeys:
         if not request.mm_features and request.prompt_embeds is None:
             return pack_tokens(tokens)
         packed = np.fromiter(tokens, np.int32, len(tokens))
-        # Placeholder tokens look alike whatever they stand for; labels don't.
+        # Placeholder tokens look alike whatever they stand for; labels don't. What stands at a
+        # position counts too: an item may have text in it, such as the time stamps of a video.
         for feature in request.mm_features:
             first = feature.mm_position.offset
             last = first + feature.mm_position.length
             if first < stop and last > start:
-                packed[max(first - start, 0) : last - start] = self._labels.label(
-                    ("item", feature.identifier)
-                )
+                span = packed[max(first - start, 0) : last - start]
+                values, which = np.unique(span, return_inverse=True)
+                labels = [
+                    self._labels.label(("item", feature.identifier, value))
+                    for value in values.tolist()
+                ]
+                span[:] = np.array(labels, np.int32)[which]
         if request.prompt_embeds is not None:
             # Embeddings have no tokens, or stand between them: each block's rows are an item.
             embeds = request.prompt_embeds[start:stop]
             for first in range(0, len(embeds), self._block_size):
-                span = slice(first, min(first + self._block_size, len(embeds)))
-                packed[span] = self._labels.label(
-                    ("embeds", _digest(embeds[span]), packed[span].tobytes())
+                rows = slice(first, min(first + self._block_size, len(embeds)))
+                packed[rows] = self._labels.label(
+                    ("embeds", _digest(embeds[rows]), packed[rows].tobytes())
                 )
         return packed.tobytes()
 
