@@ -3,7 +3,6 @@
 
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
@@ -54,7 +53,7 @@ def main() -> int:
         say(str(error))
         return 1
     except KeyboardInterrupt:
-        console.print("interrupted; the server is stopped")
+        console.print("interrupted")
         return 130
     differences = find_differences(results)
     console.print(table(results, differences))
@@ -76,15 +75,18 @@ def measure(arm: Arm) -> Result:
         ServerError: the server does not start, or dies.
     """
     started = time.monotonic()
-    with ExitStack() as stack:
-        with console.status(f"{arm.name}: vllm serve is starting"):
-            running = stack.enter_context(server(arm))
-        console.print(f"{arm.name}: server ready after {time.monotonic() - started:.0f} s")
+    with server(arm) as running:
         try:
+            with console.status(f"{arm.name}: vllm serve is starting"):
+                running.wait_until_ready()
+            console.print(f"{arm.name}: server ready after {time.monotonic() - started:.0f} s")
             return converse(arm, running)
         except openai.OpenAIError:
             # If the server died, that says more than the client's view of it.
             running.check()
+            raise
+        except KeyboardInterrupt:
+            console.print("stopping the server ...")
             raise
 
 

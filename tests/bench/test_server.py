@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from vllm_radix.bench import server as server_module
 from vllm_radix.bench.server import PrefixCacheCounts, Server, ServerError, parse_metrics
 
-# Stands for `vllm serve`: answers /health and /metrics, with a child that ignores its parent's
-# end, as a stuck engine process would. Prints both process ids.
+# Stands for `vllm serve`: answers /health and /metrics, with a child that ignores all
+# signals but one, as a stuck engine process would. Prints both process ids.
 FAKE = """
 import http.server, os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen(["sh", "-c", "trap '' INT TERM; while :; do sleep 600; done"])
 print(os.getpid(), child.pid, flush=True)
 TEXT = b'''# HELP vllm:prefix_cache_queries_total Tokens looked up.
 vllm:prefix_cache_queries_total{engine="0",model_name="m"} 300.0
@@ -58,6 +59,7 @@ def wait_until_gone(pids: list[int]) -> None:
 def test_server_runs_while_the_block_lasts(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "server.log"
     with Server(python(FAKE), log) as server:
+        server.wait_until_ready()
         assert server.prefix_cache_counts() == PrefixCacheCounts(queries=400, hits=100)
         pids = processes(log)
         assert all(map(is_running, pids))
@@ -68,23 +70,28 @@ def test_server_runs_while_the_block_lasts(tmp_path: Path) -> None:
 
 def test_two_servers_get_ports_of_their_own(tmp_path: Path) -> None:
     with Server(python(FAKE), tmp_path / "a") as a, Server(python(FAKE), tmp_path / "b") as b:
+        a.wait_until_ready()
+        b.wait_until_ready()
+        assert processes(a.log) != processes(b.log)
         assert a.url != b.url
 
 
 def test_an_error_in_the_block_ends_the_server(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with pytest.raises(KeyboardInterrupt), Server(python(FAKE), log):
+    with pytest.raises(KeyboardInterrupt), Server(python(FAKE), log) as server:
+        server.wait_until_ready()
         raise KeyboardInterrupt
     wait_until_gone(processes(log))
 
 
 def test_a_server_that_does_not_start_tells_why(tmp_path: Path) -> None:
+    log = tmp_path / "log"
     code = "raise ValueError('no such model')"
-    with pytest.raises(ServerError) as caught, Server(python(code), tmp_path / "log"):
-        pytest.fail("it started")
+    with pytest.raises(ServerError) as caught, Server(python(code), log) as server:
+        server.wait_until_ready()
     assert "Traceback" in str(caught.value)
     assert str(caught.value).endswith(
-        f"The server ended by itself with exit code 1, see {tmp_path / 'log'}."
+        f"The server ended by itself with exit code 1, see {log}."
         " Its log says: ValueError: no such model"
     )
 
@@ -94,27 +101,40 @@ def test_the_cause_is_the_last_error_that_does_not_point_elsewhere(tmp_path: Pat
         "print('(Engine pid=7) ERROR [core.py:1] pkg.mod.SomeError: the cause');"
         "raise RuntimeError('Engine core initialization failed. See root cause above.')"
     )
+    cause = r"Its log says: pkg\.mod\.SomeError: the cause$"
     with (
-        pytest.raises(ServerError, match=r"Its log says: pkg\.mod\.SomeError: the cause$"),
-        Server(python(code), tmp_path / "log"),
+        pytest.raises(ServerError, match=cause),
+        Server(python(code), tmp_path / "log") as server,
+    ):
+        server.wait_until_ready()
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match="no-such-command"),
+        Server(["no-such-command"], tmp_path / "log"),
     ):
         pytest.fail("it started")
 
 
-def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
+def test_a_server_that_hears_nothing_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_STOP_TIMEOUT", 1)
     log = tmp_path / "log"
-    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-    with (
-        pytest.raises(ServerError, match="was not ready after 1 s"),
-        Server(python(code), log, start_timeout=1.0),
-    ):
-        pytest.fail("it started")
-    wait_until_gone(processes(log))
+    code = "trap '' INT TERM; echo $$; while :; do sleep 600; done"
+    with Server(["sh", "-c", code], log) as server:
+        with pytest.raises(ServerError, match="was not ready after 1 s"):
+            server.wait_until_ready(timeout=1)
+        pids = processes(log)
+        assert all(map(is_running, pids))
+    wait_until_gone(pids)
 
 
 def test_a_server_that_dies_is_noticed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Server(python(FAKE), log) as server:
+        server.wait_until_ready()
         pid, _ = processes(log)
         os.kill(pid, signal.SIGKILL)
         wait_until_gone([pid])
@@ -129,8 +149,10 @@ def test_no_server_outlives_its_program(tmp_path: Path, signal_number: signal.Si
     program = f"""
 import sys, time
 from pathlib import Path
-from vllm_radix.bench.server import Server
-with Server([sys.executable, "-c", {FAKE!r}], Path({str(log)!r})):
+from vllm_radix.bench import server
+server._STOP_TIMEOUT = 1
+with server.Server([sys.executable, "-c", {FAKE!r}], Path({str(log)!r})) as running:
+    running.wait_until_ready()
     print("ready", flush=True)
     time.sleep(600)
 """

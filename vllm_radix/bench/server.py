@@ -17,13 +17,12 @@ from typing import Self
 
 import httpx
 
+# Seconds from asking a server to end to killing it. vLLM, even while it loads a model, ends within
+# a third of that, and a server that is killed leaves its shared memory behind.
+_STOP_TIMEOUT = 30
 # Runs in the server's process group and reads from this program, which never writes: the read
-# ends when this program does, however it ends, and then the whole group is killed.
-_GUARD = ("sh", "-c", "cat > /dev/null; kill -KILL 0")
-# Seconds from asking a server to end to killing it: enough to finish requests and to release
-# shared memory. While vLLM loads a model it does not listen, and has less to lose.
-_STOP_TIMEOUT = 20.0
-_STOP_TIMEOUT_STARTING = 3.0
+# ends when this program does, however it ends, and then so does the whole group.
+_GUARD = "trap '' INT TERM; cat > /dev/null; kill -INT 0; sleep {timeout}; kill -KILL 0"
 _TAIL_LINES = 25
 # The line of a log that names an error, except vLLM's last one, which only points further up.
 _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w+(?:Error|Exception): (?!.*See root cause above).*)")
@@ -60,15 +59,13 @@ class Server:
     """One server, running for as long as the ``with`` block lasts.
 
         with Server(vllm_serve(model), Path("server.log")) as server:
+            server.wait_until_ready()
             client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-
-    Entering the block takes as long as the server does to answer ``/health``.
 
     Args:
         command: what to run; ``--host`` and ``--port`` with a free port are appended.
         log: receives the server's output; overwritten.
         env: environment variables to set on top of this program's.
-        start_timeout: seconds the server may take to get ready.
     """
 
     def __init__(
@@ -77,11 +74,10 @@ class Server:
         log: Path,
         *,
         env: Mapping[str, str] | None = None,
-        start_timeout: float = 600.0,
     ) -> None:
         self._command = list(command)
         self._env = {**os.environ, **(env or {})}
-        self._start_timeout = start_timeout
+        self._is_ready = False
         self._guard: subprocess.Popen[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.log = log
@@ -89,16 +85,15 @@ class Server:
         """The server's address, without a path and without a slash at its end."""
 
     def __enter__(self) -> Self:
-        """Start the server and wait until it is ready.
+        """Start the server, without waiting for it.
 
         Raises:
-            ServerError: it ended, or was not ready within ``start_timeout``.
+            OSError: there is no such command.
         """
         try:
             self._start()
-            self._wait_until_ready()
         except BaseException:
-            self._stop(_STOP_TIMEOUT_STARTING)
+            self.stop()
             raise
         return self
 
@@ -110,9 +105,42 @@ class Server:
     ) -> None:
         self.stop()
 
+    def wait_until_ready(self, timeout: float = 600.0) -> None:
+        """Return as soon as the server answers ``/health``.
+
+        Args:
+            timeout: in seconds.
+
+        Raises:
+            ServerError: the server ended, or took longer.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            self.check()
+            with contextlib.suppress(httpx.TransportError):
+                if self._get("/health").is_success:
+                    self._is_ready = True
+                    return
+            time.sleep(0.2)
+        raise self._failure(f"was not ready after {timeout:.0f} s")
+
     def stop(self) -> None:
         """Ask the server to end, then kill what is left of its process group. May be repeated."""
-        self._stop(_STOP_TIMEOUT)
+        try:
+            if self._process is not None:
+                self._ask_to_end(self._process)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_TIMEOUT)
+        finally:
+            # An impatient user's second Ctrl-C comes here too.
+            if self._guard is not None:
+                # The guard is not reaped yet, so its process id, the group's, is still its own.
+                os.killpg(self._guard.pid, signal.SIGKILL)
+                self._guard.communicate()
+            if self._process is not None:
+                self._process.wait()
+            self._guard = self._process = None
+            self._is_ready = False
 
     def check(self) -> None:
         """Raise unless the server is running.
@@ -150,7 +178,9 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._guard = subprocess.Popen(
-            _GUARD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0
+            ("sh", "-c", _GUARD.format(timeout=_STOP_TIMEOUT)),
+            stdin=subprocess.PIPE,
+            process_group=0,
         )
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -162,31 +192,13 @@ class Server:
                 process_group=self._guard.pid,
             )
 
-    def _stop(self, timeout: float) -> None:
-        try:
-            if self._process is not None:
-                self._process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(timeout)
-        finally:
-            # Reached in an impatient user's second Ctrl-C, too.
-            if self._guard is not None:
-                # The guard is not reaped yet, so its process id, the group's, is still its own.
-                os.killpg(self._guard.pid, signal.SIGKILL)
-                self._guard.communicate()
-            if self._process is not None:
-                self._process.wait()
-            self._guard = self._process = None
-
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + self._start_timeout
-        while time.monotonic() < deadline:
-            self.check()
-            with contextlib.suppress(httpx.TransportError):
-                if self._get("/health").is_success:
-                    return
-            time.sleep(0.2)
-        raise self._failure(f"was not ready after {self._start_timeout:.0f} s")
+    def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
+        if self._is_ready:
+            # Its own processes are the server's to end, once it has dropped their requests.
+            process.terminate()
+        elif self._guard is not None:
+            # A server that waits for its engine to start hears no signal; the engine does.
+            os.killpg(self._guard.pid, signal.SIGINT)
 
     def _get(self, path: str) -> httpx.Response:
         # A proxy named in the environment is not meant for this machine's own address.
