@@ -16,16 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must live in this process
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-
 import torch
 from vllm import EngineArgs, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
+from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -212,8 +207,11 @@ class Engine:
             recorders.append(_Recorder(vllm_config, engine_index))
             return recorders[-1]
 
-        with _any_block_size():
+        with _any_block_size(), patch.dict(os.environ, VLLM_ENABLE_V1_MULTIPROCESSING="0"):
             self.llm = LLMEngine.from_engine_args(EngineArgs(**args), stat_loggers=[recorder])
+        # Once a process is enough, and its search for kernels trips over numba, which n-gram
+        # speculation loads.
+        CpuPlatform.register_triton_kernel_overrides = classmethod(lambda cls: None)
         [self._recorder] = recorders
         self._ids = itertools.count()
         self.answers: dict[str, Answer] = {}

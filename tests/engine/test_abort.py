@@ -93,7 +93,8 @@ def test_random_aborts_under_pressure(engine: EngineFactory, seed: int) -> None:
     bases = [tokens(f"{seed}/{i}", 60) for i in range(3)]
     asks = [
         Ask(
-            rng.choice(bases)[: rng.randrange(20, 61)] + tokens(f"{seed}:{i}", rng.randrange(1, 30)),
+            rng.choice(bases)[: rng.randrange(20, 61)]
+            + tokens(f"{seed}:{i}", rng.randrange(1, 30)),
             max_tokens=rng.randrange(1, 60),
         )
         for i in range(40)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streaming input: one request whose prompt arrives in parts, with an answer after each."""
 
+import copy
+
 import pytest
 from vllm.sampling_params import RequestOutputKind
 
@@ -40,12 +42,15 @@ class Session:
             self.internal_id = request.request_id
         request.external_req_id = self.name
         llm.output_processor.add_request(request, None, None, 0)
-        llm.engine_core.add_request(request)
+        # Both sides extend their prompt in place; only a request sent to another process is a copy.
+        llm.engine_core.add_request(copy.deepcopy(request))
 
     def take(self, count: int) -> None:
         """Step the engine until the session has `count` more tokens."""
         goal = len(self.tokens) + count
-        while len(self.tokens) < goal:
+        for _ in range(200):
+            if len(self.tokens) >= goal:
+                return
             for output in self.engine.step():
                 if output.request_id == self.name:
                     completion = output.outputs[0]
@@ -54,6 +59,7 @@ class Session:
                         d[t].logprob
                         for t, d in zip(completion.token_ids, completion.logprobs, strict=True)
                     ]
+        raise AssertionError("the session is stuck")
 
 
 def _talk(engine: Engine, ahead: bool) -> tuple[list[int], list[float]]:
