@@ -110,6 +110,30 @@ class BlockList(Sequence[KVCacheBlock]):
         return f"{type(self).__name__}({self.ids})"
 
 
+class FreeBlocks:
+    """What vLLM's ``FreeKVCacheBlockQueue`` shows: the blocks in the order of their reuse.
+
+    For connectors that save blocks before they go. Each walk is made anew.
+    """
+
+    def __init__(self, pool: "RadixBlockPool") -> None:
+        self._pool = pool
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.get_num_free_blocks()
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        return list(self.iter_blocks_after(None))
+
+    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
+        """The blocks after ``cursor``, or all of them if it is None or not free any more."""
+        order = list(self._pool.reuse_order())
+        if cursor is not None and cursor.block_id in order:
+            order = order[order.index(cursor.block_id) + 1 :]
+        return map(self._pool.view, order)
+
+
 class RadixBlockPool(BlockPool):
     """vLLM's ``BlockPool`` with a radix tree in the place of the hash map and the free queue.
 
@@ -136,6 +160,7 @@ class RadixBlockPool(BlockPool):
         self.block_hashes: dict[int, BlockHashWithGroupId] = {}
         self._views: dict[int, BlockView] = {}
         self.blocks = BlockList(self, list(range(num_gpu_blocks)))  # type: ignore[assignment]
+        self.free_block_queue = FreeBlocks(self)  # type: ignore[assignment]
         self.null_block = self.view(0)
         # Popped from the end, so that a fresh pool hands out ascending ids.
         self._free: list[int] = list(range(num_gpu_blocks - 1, 0, -1))
@@ -158,6 +183,11 @@ class RadixBlockPool(BlockPool):
         """How many hold ``block``; 0 if it is free or evictable. O(1)."""
         node = self.tree.owner(block)
         return node.lock_count if node is not None else self._private.get(block, 0)
+
+    def reuse_order(self) -> Iterator[int]:
+        """Free blocks, then evictable ones, in the order in which they are handed out."""
+        yield from reversed(self._free)
+        yield from self.tree.eviction_order()
 
     # ------------------------------------------------------------------ by id, for our manager
 

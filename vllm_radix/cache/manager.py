@@ -308,10 +308,23 @@ class RadixGroupManager(FullAttentionManager):
 class RadixKVCacheManager(KVCacheManager):
     """vLLM's ``KVCacheManager`` with the lookup by tree.
 
+    Constructing it for a model that it can't serve gives vLLM's own (see :func:`why_unsupported`).
+
     Args:
-        args, kwargs: what vLLM passes to its own.
+        kv_cache_config, args, kwargs: what vLLM passes to its own.
         radix_config: our options.
     """
+
+    def __new__(  # type: ignore[misc]
+        cls,
+        kv_cache_config: KVCacheConfig,
+        *args: Any,
+        radix_config: RadixConfig | None = None,
+        **kwargs: Any,
+    ) -> KVCacheManager:
+        if why_unsupported(kv_cache_config, **kwargs) is not None:
+            return KVCacheManager(kv_cache_config, *args, **kwargs)
+        return super().__new__(cls)
 
     def __init__(self, *args: Any, radix_config: RadixConfig | None = None, **kwargs: Any) -> None:
         config = radix_config or RadixConfig()
@@ -437,18 +450,6 @@ class RadixKVCacheManager(KVCacheManager):
         super().new_step_starts()
         if self._check_every_step:
             self._pool.check()
-
-
-def make_kv_cache_manager(
-    kv_cache_config: KVCacheConfig,
-    *args: Any,
-    radix_config: RadixConfig | None = None,
-    **kwargs: Any,
-) -> KVCacheManager:
-    """Ours where it can serve the model, else vLLM's own."""
-    if why_unsupported(kv_cache_config, **kwargs) is None:
-        return RadixKVCacheManager(kv_cache_config, *args, radix_config=radix_config, **kwargs)
-    return KVCacheManager(kv_cache_config, *args, **kwargs)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from vllm_radix import compat
 from vllm_radix.cache.granularity import why_whole_blocks
 from vllm_radix.cache.manager import (
     RadixKVCacheManager,
-    make_kv_cache_manager,
     why_unsupported,
 )
 from vllm_radix.config import RadixConfig
@@ -39,7 +38,7 @@ class RadixMixin(VllmScheduler):
             whole_blocks = why_whole_blocks(vllm_config) or ""
             config = config.model_copy(update={"token_granular": not whole_blocks})
         compat.install_engine_hooks()
-        make_manager = partial(make_kv_cache_manager, radix_config=config)
+        make_manager = partial(RadixKVCacheManager, radix_config=config)
         with compat.substituted(vllm_scheduler, "KVCacheManager", make_manager):
             super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         manager = self.kv_cache_manager

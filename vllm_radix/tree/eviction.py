@@ -125,6 +125,11 @@ class EvictionHeap:
             heapq.heappop(entries)
         return None
 
+    def copy(self) -> "RankedLeaves":
+        """The candidates, to be taken out in order without being changed. O(candidates)."""
+        entries = [entry for entry in self._entries if entry[2].ticket == entry[1]]
+        return RankedLeaves(self._policy, entries, self._next_ticket)
+
     def clear(self) -> None:
         """Forget every candidate."""
         for _, ticket, node in self._entries:
@@ -132,3 +137,24 @@ class EvictionHeap:
                 node.ticket = 0
         self._entries.clear()
         self._num_candidates = 0
+
+
+class RankedLeaves:
+    """A heap of nodes in eviction order that leaves the nodes as they are."""
+
+    def __init__(
+        self, policy: EvictionPolicy, entries: list[tuple[Any, int, Node]], next_ticket: int
+    ) -> None:
+        self._policy = policy
+        self._entries = entries
+        self._next_ticket = next_ticket
+        heapq.heapify(entries)
+
+    def push(self, node: Node) -> None:
+        """Add a node behind those of its rank."""
+        heapq.heappush(self._entries, (self._policy.rank(node), self._next_ticket, node))
+        self._next_ticket += 1
+
+    def pop(self) -> Node | None:
+        """Take out the first, or None if there is none."""
+        return heapq.heappop(self._entries)[2] if self._entries else None
