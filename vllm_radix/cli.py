@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_radix import __version__, compat
+from vllm_radix.bench.replay.command import replay
 from vllm_radix.config import SECTION, RadixConfig
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -34,3 +35,6 @@ def info() -> None:
     for name, field in RadixConfig.model_fields.items():
         table.add_row(name, str(field.default), field.description)
     console.print(table)
+
+
+app.command()(replay)

@@ -15,7 +15,7 @@ class CostModel:
     per_prefill_token: float = 40e-6
     per_decoding_sequence: float = 20e-6
     per_attended_token: float = 0.4e-9
-    """For each pair of a prefill token and a token that it attends to."""
+    """For each pair of a prefill token and a token of its context."""
 
     def step_time(self, num_prefill_tokens: int, num_decoding: int, num_attended: int) -> float:
         """Seconds for one step.
@@ -23,7 +23,8 @@ class CostModel:
         Args:
             num_prefill_tokens: tokens computed for prompts.
             num_decoding: sequences that decode one token each.
-            num_attended: for each prefill token the length of its context, summed.
+            num_attended: for each chunk of a prompt, its tokens times the length of the prompt up
+                to its end; summed.
         """
         return (
             self.per_step
@@ -31,8 +32,3 @@ class CostModel:
             + self.per_decoding_sequence * num_decoding
             + self.per_attended_token * num_attended
         )
-
-
-def attended_tokens(num_computed: int, num_tokens: int) -> int:
-    """Context lengths of ``num_tokens`` tokens that follow ``num_computed``, summed."""
-    return num_tokens * num_computed + num_tokens * (num_tokens + 1) // 2

@@ -5,6 +5,7 @@ A step takes as long as the cost model says, whatever the scheduler took; the sc
 is measured besides.
 """
 
+import gc
 import heapq
 import itertools
 import time
@@ -17,7 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from vllm_radix.bench.replay.cost import CostModel, attended_tokens
+from vllm_radix.bench.replay.cost import CostModel
 from vllm_radix.bench.replay.schedulers import EvictionCounter, block_hasher
 from vllm_radix.bench.replay.sessions import Call, Session, Workload
 
@@ -91,6 +92,9 @@ class Replay:
         self._due: list[tuple[float, int, _Progress]] = []
         for session in self.workload.sessions:
             self._send_later(session.start, _Progress(session))
+        # All prompts share these int objects: a queue of thousands of long prompts would take
+        # three times the memory with objects of their own.
+        self._ids = list(range(1 + max(int(call.prompt.max()) for call in self.workload.calls())))
 
     def run(self) -> None:
         """Serve every request.
@@ -98,13 +102,19 @@ class Replay:
         Raises:
             StuckError: the scheduler does not.
         """
-        while self._due or self._live:
-            if not self._live:
-                self.now = max(self.now, self._due[0][0])
-            while self._due and self._due[0][0] <= self.now:
-                due, _, progress = heapq.heappop(self._due)
-                self._send(progress, due)
-            self._step()
+        # As the engine core does: what exists by now is no garbage.
+        gc.collect()
+        gc.freeze()
+        try:
+            while self._due or self._live:
+                if not self._live:
+                    self.now = max(self.now, self._due[0][0])
+                while self._due and self._due[0][0] <= self.now:
+                    due, _, progress = heapq.heappop(self._due)
+                    self._send(progress, due)
+                self._step()
+        finally:
+            gc.unfreeze()
 
     def _send_later(self, due: float, progress: _Progress) -> None:
         heapq.heappush(self._due, (due, next(self._order), progress))
@@ -118,7 +128,7 @@ class Replay:
             self.records.append(record)
             request = Request(
                 request_id=f"{session.name}/{progress.turn}/{number}",
-                prompt_token_ids=call.prompt.tolist(),
+                prompt_token_ids=[self._ids[token] for token in call.prompt.tolist()],
                 sampling_params=SamplingParams(max_tokens=len(call.answer), ignore_eos=True),
                 pooling_params=None,
                 arrival_time=due,
@@ -166,7 +176,7 @@ class Replay:
                 num_decoding += 1
             else:
                 num_prefill += num_tokens
-                num_attended += attended_tokens(before, num_tokens)
+                num_attended += num_tokens * (before + num_tokens)
             is_last_chunk = before + num_tokens == live.request.num_tokens
             next_token = live.request.num_output_tokens
             sampled.append([live.answer[next_token]] if is_last_chunk else [])

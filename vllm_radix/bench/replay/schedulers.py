@@ -159,7 +159,7 @@ def _vllm_config(
             additional_config=choice.additional_config,
         )
     vllm_config.cache_config.num_gpu_blocks = num_blocks
-    register_all_kvcache_specs(vllm_config)
+    register_all_kvcache_specs(vllm_config)  # type: ignore[no-untyped-call]
     return vllm_config
 
 

@@ -6,14 +6,17 @@ from that range, both ends included.
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_radix.bench.replay.sessions import Call, Session, Tokens, Turn, Workload, random_tokens
 
-Range = tuple[int, int]
+Count = Annotated[int, Field(ge=1)]
+Range = tuple[Count, Count]
+Seconds = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
 
 
 class Generator(BaseModel):
@@ -32,18 +35,18 @@ class Generator(BaseModel):
 
 
 class Batch(Generator):
-    """Requests over shared prefixes, all at once, in random order."""
+    """Requests all at once, each over one of a few prefixes."""
 
     name = "batch"
-    requests: int = 1000
-    prefixes: int = 50
-    prefix_tokens: int = 2000
-    suffix_tokens: int = 100
-    answer_tokens: int = 16
+    requests: Count = 1000
+    prefixes: Count = 50
+    prefix_tokens: Count = 2000
+    suffix_tokens: Count = 100
+    answer_tokens: Count = 16
 
     def _sessions(self, rng: np.random.Generator) -> list[Session]:
         prefixes = [random_tokens(rng, self.prefix_tokens) for _ in range(self.prefixes)]
-        order = rng.permutation(self.requests) % self.prefixes
+        order = rng.integers(self.prefixes, size=self.requests)
         return [
             _single(
                 f"request-{number}",
@@ -58,15 +61,15 @@ class Agents(Generator):
     """Dialogues under a few system prompts, with time to think between the turns."""
 
     name = "agents"
-    sessions: int = 100
-    turns: int = 5
-    system_prompts: int = 20
-    system_tokens: int = 3000
+    sessions: Count = 100
+    turns: Count = 5
+    system_prompts: Count = 20
+    system_tokens: Count = 3000
     user_tokens: Range = (250, 750)
     answer_tokens: Range = (100, 300)
-    think_time: float = 2.0
+    think_time: Seconds = 2.0
     """Mean of an exponential distribution, in seconds."""
-    start_within: float = 1.0
+    start_within: Seconds = 1.0
     """Sessions start uniformly within so many seconds."""
 
     def _sessions(self, rng: np.random.Generator) -> list[Session]:
@@ -88,16 +91,16 @@ class TreeSearch(Generator):
     """Searches that ask for several candidates from each kept state, then keep some of them."""
 
     name = "tree-search"
-    problems: int = 40
-    depth: int = 4
-    candidates: int = 5
+    problems: Count = 40
+    depth: Count = 4
+    candidates: Count = 5
     """Asked for from each kept state."""
-    kept: int = 3
+    kept: Count = 3
     """States kept at each depth."""
-    instruction_tokens: int = 800
-    problem_tokens: int = 200
+    instruction_tokens: Count = 800
+    problem_tokens: Count = 200
     thought_tokens: Range = (40, 120)
-    start_within: float = 1.0
+    start_within: Seconds = 1.0
     """Searches start uniformly within so many seconds."""
 
     def _sessions(self, rng: np.random.Generator) -> list[Session]:
@@ -124,16 +127,16 @@ class Rag(Generator):
     """Questions over retrieved documents; a few documents are retrieved often."""
 
     name = "rag"
-    requests: int = 1000
-    documents: int = 200
-    documents_per_request: int = 4
+    requests: Count = 1000
+    documents: Count = 200
+    documents_per_request: Count = 4
     document_tokens: Range = (300, 900)
-    popularity: float = 1.0
+    popularity: Annotated[float, Field(ge=0)] = 1.0
     """The n-th document is retrieved in proportion to n to the power of minus this."""
-    instruction_tokens: int = 150
+    instruction_tokens: Count = 150
     question_tokens: Range = (20, 60)
     answer_tokens: Range = (60, 200)
-    rate: float = 8.0
+    rate: Rate = 8.0
     """Requests per second, at random times."""
 
     def _sessions(self, rng: np.random.Generator) -> list[Session]:
@@ -157,10 +160,10 @@ class Unique(Generator):
     """Prompts that share nothing, arriving at random times, slower than they can be served."""
 
     name = "unique"
-    requests: int = 300
+    requests: Count = 300
     prompt_tokens: Range = (1000, 3000)
     answer_tokens: Range = (50, 150)
-    rate: float = 4.0
+    rate: Rate = 4.0
     """Requests per second, at random times."""
 
     def _sessions(self, rng: np.random.Generator) -> list[Session]:
@@ -185,10 +188,18 @@ def make_generator(name: str, parameters: dict[str, Any]) -> Generator:
     """The generator called ``name``, with the parameters that differ from its defaults.
 
     Raises:
-        KeyError: there is none of that name.
-        pydantic.ValidationError: a parameter is unknown or ill-typed.
+        ValueError: a parameter is unknown or ill-typed, in one sentence.
     """
-    return GENERATORS[name].model_validate(parameters)
+    generator = GENERATORS[name]
+    try:
+        return generator.model_validate(parameters)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ValueError(
+            f"{name}: {where}: {problem['msg']}; the parameters are "
+            f"{', '.join(generator.model_fields)}."
+        ) from None
 
 
 def _single(name: str, prompt: Tokens, answer: Tokens, start: float = 0.0) -> Session:
