@@ -2,13 +2,14 @@
 """Engines shared by the tests of one process, because each costs time to start."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 from . import models
-from .engines import Answer, Ask, Engine, Kind, assert_same
+from .engines import KINDS, Answer, Ask, Engine, Kind, assert_same
 
 
 class EngineFactory(Protocol):
@@ -18,7 +19,7 @@ class EngineFactory(Protocol):
 class Comparison(Protocol):
     def __call__(
         self, asks: Sequence[Ask], arrivals: Sequence[int] | None = None, **args: Any
-    ) -> list[Answer]: ...
+    ) -> dict[Kind, list[Answer]]: ...
 
 
 @pytest.fixture(scope="session")
@@ -56,26 +57,47 @@ def engine(tiny: Path, _engines: dict[str, Engine]) -> Iterator[EngineFactory]:
         _engines[key] = eng
 
 
+@pytest.fixture(params=["blocks", "radix"])
+def ours(request: pytest.FixtureRequest) -> Kind:
+    """Our cache, reusing whole blocks and reusing every token."""
+    kind: Kind = request.param
+    return kind
+
+
 @pytest.fixture
 def compare(engine: EngineFactory) -> Comparison:
-    """A function that runs the same requests on engines of all three kinds.
+    """A function that runs the same requests on engines of all kinds and returns their answers.
 
-    The answers must be the same, and the prefix cache must be asked and must answer as on stock.
-    Returns the answers of `radix`; its counters are in `engine("radix", **args).totals`. Meant for
-    pools without pressure: what stock evicts is its own affair.
+    The answers must be the same. On the tree, reusing whole blocks, the prefix cache must be asked
+    and must answer as on stock; reusing every token, it must find no less. Meant for pools without
+    pressure: what stock evicts is its own affair.
     """
 
     def run(
         asks: Sequence[Ask], arrivals: Sequence[int] | None = None, **args: Any
-    ) -> list[Answer]:
-        engines = {kind: engine(kind, **args) for kind in ("off", "stock", "radix")}
+    ) -> dict[Kind, list[Answer]]:
+        engines = {kind: engine(kind, **args) for kind in KINDS}
+        before = {kind: replace(eng.totals) for kind, eng in engines.items()}
         answers = {kind: eng.run(asks, arrivals) for kind, eng in engines.items()}
-        assert_same(answers["off"], answers["stock"])
-        assert_same(answers["off"], answers["radix"])
-        stock, radix = engines["stock"].totals, engines["radix"].totals
-        assert (radix.requests, radix.queries) == (stock.requests, stock.queries)
-        assert radix.hits == stock.hits
-        assert [a.cached for a in answers["radix"]] == [a.cached for a in answers["stock"]]
-        return answers["radix"]
+
+        def counted(kind: Kind) -> tuple[int, int, int]:
+            new, old = engines[kind].totals, before[kind]
+            return new.requests - old.requests, new.queries - old.queries, new.hits - old.hits
+
+        for kind in ("stock", "blocks", "radix"):
+            assert_same(answers["off"], answers[kind])
+        assert counted("blocks") == counted("stock")
+        assert counted("radix")[:2] == counted("stock")[:2]
+        assert cached(answers["blocks"]) == cached(answers["stock"])
+        pairs = zip(cached(answers["radix"]), cached(answers["blocks"]), strict=True)
+        assert all(fine >= coarse for fine, coarse in pairs)
+        if all(ask.n == 1 for ask in asks):
+            assert counted("radix")[2] == sum(cached(answers["radix"]))
+        return answers
 
     return run
+
+
+def cached(answers: Sequence[Answer]) -> list[int]:
+    """For each answer, how much of its prompt was read from the cache, in tokens."""
+    return [a.cached or 0 for a in answers]

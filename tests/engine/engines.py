@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines for the tests: a real vLLM engine on the CPU, in this process, stepped by hand.
 
-Three kinds exist: `off` (no prefix cache: what every answer is compared with), `stock` (vLLM's own
-prefix cache) and `radix` (ours). In-process engines let a test reach the scheduler, act between two
-steps, and count exactly what each step did.
+Four kinds exist: `off` (no prefix cache: what every answer is compared with), `stock` (vLLM's own
+prefix cache), `radix` (ours) and `blocks` (ours, reusing whole blocks only, as stock does).
+In-process engines let a test reach the scheduler, act between two steps, and count exactly what
+each step did.
 """
 
 import itertools
@@ -32,13 +33,23 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 # The models are small and tests run side by side: more threads would wait for one another.
 torch.set_num_threads(1)
 
-Kind = Literal["off", "stock", "radix"]
+Kind = Literal["off", "stock", "blocks", "radix"]
+
+
+def _radix(**options: Any) -> dict[str, Any]:
+    return {
+        "enable_prefix_caching": True,
+        "scheduler_cls": "vllm_radix.Scheduler",
+        "additional_config": {"radix": {"debug_checks": True, **options}},
+    }
+
 
 # Engine arguments that select each kind.
 KINDS: dict[Kind, dict[str, Any]] = {
     "off": {"enable_prefix_caching": False},
     "stock": {"enable_prefix_caching": True},
-    "radix": {"enable_prefix_caching": True, "scheduler_cls": "vllm_radix.Scheduler"},
+    "blocks": _radix(token_granular=False),
+    "radix": _radix(),
 }
 
 LOGPROB_TOLERANCE = 1e-4
@@ -249,7 +260,7 @@ class Engine:
         self.llm.abort_request([request_id])
 
     def step(self) -> list[RequestOutput]:
-        """Run one engine step, keep the answers of requests that it finished, return its outputs."""
+        """Run one engine step, keep the answers of finished requests, return all outputs."""
         outputs = self.llm.step()
         for output in outputs:
             if output.finished:
@@ -289,6 +300,29 @@ class Engine:
         assert self.llm.reset_prefix_cache(), "the prefix cache could not be reset"
         self.answers.clear()
         self._recorder.totals = Totals()
+
+
+def ideal_reuse(asks: Sequence[Ask], answers: Sequence[Answer]) -> list[int]:
+    """How many prompt tokens each request could read if every earlier one was there, computed.
+
+    All but the last token of a prompt and of the answers to earlier prompts can be.
+    """
+    known: list[tuple[object, tuple[int, ...]]] = []
+    reuse = []
+    for ask, answer in zip(asks, answers, strict=True):
+        space = (ask.salt, ask.lora)
+        reads = not ask.skip_reading and ask.prompt_logprobs is None
+        common = [_common_length(ask.prompt, k) for s, k in known if s == space and reads]
+        reuse.append(min(max(common, default=0), len(ask.prompt) - 1))
+        known += [(space, ask.prompt + tuple(t[:-1])) for t in answer.tokens]
+    return reuse
+
+
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
 
 
 def one_by_one(asks: Sequence[Ask]) -> list[int]:

@@ -3,6 +3,7 @@
 
 import random
 
+from .engines import Kind
 from .models import VOCAB_SIZE
 
 FIRST_PLAIN_TOKEN = 3  # 0, 1 and 2 are the special tokens
@@ -22,3 +23,8 @@ def other_than(token: int) -> int:
 def whole_blocks(length: int, block_size: int) -> int:
     """The length of the whole blocks among `length` tokens."""
     return length // block_size * block_size
+
+
+def reusable(kind: Kind, length: int, block_size: int) -> int:
+    """How many of `length` cached tokens an engine of this kind can reuse."""
+    return length if kind == "radix" else whole_blocks(length, block_size)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .conftest import EngineFactory
-from .engines import Ask, Engine, assert_same
+from .engines import Ask, Engine, Kind, assert_same
 from .prompts import tokens
 
 pytestmark = pytest.mark.engine
@@ -29,12 +29,12 @@ def _run_and_abort(engine: Engine, asks: list[Ask], victim: int, step: int) -> d
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_abort_before_any_step(engine: EngineFactory, victim: int) -> None:
+def test_abort_before_any_step(engine: EngineFactory, ours: Kind, victim: int) -> None:
     """Between two prefill chunks, while waiting, in decode, and before the first step."""
     base = tokens("abort", 90)
     asks = [Ask(base + tokens(i, 5 + i), max_tokens=12) for i in range(3)]
     expected = engine("off", block_size=16).run(asks)
-    radix = engine("radix", **CHUNKED)
+    radix = engine(ours, **CHUNKED)
     steps = 2 + 3 * 100 // CHUNK + 12  # beyond the end of a run
     for step in range(steps):
         others = _run_and_abort(radix, asks, victim, step)
@@ -45,14 +45,14 @@ def test_abort_before_any_step(engine: EngineFactory, victim: int) -> None:
         radix.reset()
 
 
-def test_chunks_of_an_aborted_prefill_are_reused(engine: EngineFactory) -> None:
+def test_chunks_of_an_aborted_prefill_are_reused(engine: EngineFactory, ours: Kind) -> None:
     """What an aborted request had computed may be read by the next; not what it had only planned.
 
     Aborted after two chunks of 24 tokens: three blocks of 16 hold final KV.
     """
     prompt = tokens("chunks", 100)
     expected = engine("off", block_size=16).run([Ask(prompt)])
-    radix = engine("radix", **CHUNKED)
+    radix = engine(ours, **CHUNKED)
     aborted = radix.add(Ask(prompt))
     radix.step()
     radix.step()
@@ -62,23 +62,23 @@ def test_chunks_of_an_aborted_prefill_are_reused(engine: EngineFactory) -> None:
     assert got[0].cached == 48
 
 
-def test_abort_the_one_that_others_read(engine: EngineFactory) -> None:
+def test_abort_the_one_that_others_read(engine: EngineFactory, ours: Kind) -> None:
     """Requests that were admitted on the blocks of a running prefill outlive it."""
     prompt = tokens("leader", 64)
     asks = [Ask(prompt + tokens(i, 10), max_tokens=20) for i in range(4)]
     expected = engine("off", block_size=16).run(asks)
-    radix = engine("radix", block_size=16)
+    radix = engine(ours, block_size=16)
     for step in range(1, 22):
         others = _run_and_abort(radix, asks, 0, step)
         assert_same([expected[i] for i in others], list(others.values()))
 
 
-def test_abort_one_continuation_of_five(engine: EngineFactory) -> None:
+def test_abort_one_continuation_of_five(engine: EngineFactory, ours: Kind) -> None:
     """Aborting a request with n=5 frees all its continuations and leaves the rest alone."""
     prompt = tokens("five", 50)
     asks = [Ask(prompt, n=5, temperature=1.0, seed=5, max_tokens=20), Ask(prompt, max_tokens=20)]
     expected = engine("off", block_size=16).run(asks)
-    radix = engine("radix", block_size=16)
+    radix = engine(ours, block_size=16)
     for step in range(0, 21, 3):
         others = _run_and_abort(radix, asks, 0, step)
         assert_same([expected[1]], list(others.values()))
@@ -87,7 +87,7 @@ def test_abort_one_continuation_of_five(engine: EngineFactory) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_aborts_under_pressure(engine: EngineFactory, seed: int) -> None:
+def test_random_aborts_under_pressure(engine: EngineFactory, ours: Kind, seed: int) -> None:
     """A third of the requests aborted at random, some while waiting, preempted or resumed."""
     rng = random.Random(seed)
     bases = [tokens(f"{seed}/{i}", 60) for i in range(3)]
@@ -101,7 +101,7 @@ def test_random_aborts_under_pressure(engine: EngineFactory, seed: int) -> None:
     ]
     expected = engine("off", block_size=16).run(asks)
     radix = engine(
-        "radix",
+        ours,
         block_size=16,
         num_gpu_blocks_override=24,
         max_model_len=320,

@@ -8,9 +8,9 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from .conftest import EngineFactory
-from .engines import Ask, assert_same, one_by_one
+from .engines import Ask, Kind, assert_same, one_by_one
 from .models import LORA_RANK, tiny_lora
-from .prompts import tokens
+from .prompts import reusable, tokens
 
 pytestmark = pytest.mark.engine
 
@@ -25,24 +25,24 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [tiny_lora(tmp_path_factory.mktemp(f"lora-{i}"), seed=i) for i in range(2)]
 
 
-def test_adapters_never_share(engine: EngineFactory, adapters: list[Path]) -> None:
+def test_adapters_never_share(engine: EngineFactory, ours: Kind, adapters: list[Path]) -> None:
     """Base model and two adapters, together and one by one: no hit but on one's own."""
     requests = [None, *(LoRARequest(f"l{i}", i + 1, str(p)) for i, p in enumerate(adapters))]
     asks = [Ask(PROMPT, lora=lora) for lora in requests]
     expected = engine("off", **LORA).run(asks)
     assert len({tuple(a.tokens[0]) for a in expected}) == 3, "the adapters should matter"
-    radix = engine("radix", **LORA)
+    radix = engine(ours, **LORA)
     for arrivals in (None, one_by_one(asks)):
         got = radix.run(asks, arrivals)
         assert_same(expected, got)
         assert [a.cached for a in got] == [0, 0, 0]
         again = radix.run(asks, arrivals)
         assert_same(expected, again)
-        assert [a.cached for a in again] == [64, 64, 64]
+        assert [a.cached for a in again] == [reusable(ours, len(PROMPT) - 1, 32)] * 3
         radix.reset()
 
 
-def test_a_salt_is_not_an_adapter(engine: EngineFactory, adapters: list[Path]) -> None:
+def test_a_salt_is_not_an_adapter(engine: EngineFactory, ours: Kind, adapters: list[Path]) -> None:
     """A salt equal to an adapter's name, and an adapter with and without salts, share nothing."""
     lora = LoRARequest("l0", 1, str(adapters[0]))
     asks = [
@@ -54,23 +54,23 @@ def test_a_salt_is_not_an_adapter(engine: EngineFactory, adapters: list[Path]) -
         Ask(PROMPT, salt="s"),
     ]
     expected = engine("off", **LORA).run(asks)
-    got = engine("radix", **LORA).run(asks, one_by_one(asks))
+    got = engine(ours, **LORA).run(asks, one_by_one(asks))
     assert_same(expected, got)
     assert [a.cached for a in got] == [0] * len(asks)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_same_name_other_weights(
-    engine: EngineFactory, adapters: list[Path], in_place: bool
+    engine: EngineFactory, ours: Kind, adapters: list[Path], in_place: bool
 ) -> None:
     """An adapter loaded again under its name with other weights reuses nothing."""
     requests = [
-        LoRARequest("name", 11 if in_place else 11 + i, str(path), load_inplace=in_place)
+        LoRARequest("name", 13 if in_place else 11 + i, str(path), load_inplace=in_place)
         for i, path in enumerate(adapters)
     ]
     asks = [Ask(PROMPT, lora=lora) for lora in requests]
     expected = engine("off", **LORA).run(asks, one_by_one(asks))
     assert expected[0].tokens != expected[1].tokens
-    got = engine("radix", **LORA).run(asks, one_by_one(asks))
+    got = engine(ours, **LORA).run(asks, one_by_one(asks))
     assert_same(expected, got)
     assert [a.cached for a in got] == [0, 0]

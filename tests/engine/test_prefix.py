@@ -3,16 +3,14 @@
 
 import pytest
 
-from .conftest import Comparison, EngineFactory
-from .engines import Ask, assert_same, one_by_one
+from .conftest import Comparison, EngineFactory, cached
+from .engines import Ask, assert_same, ideal_reuse, one_by_one
 from .prompts import other_than, tokens, whole_blocks
 
 pytestmark = pytest.mark.engine
 
-BLOCK_SIZES = [16, 32]
 
-
-@pytest.fixture(params=BLOCK_SIZES)
+@pytest.fixture(params=[16, 32])
 def block_size(request: pytest.FixtureRequest) -> int:
     return request.param
 
@@ -28,20 +26,26 @@ def test_shared_prefix(compare: Comparison, block_size: int, pace: str) -> None:
         "one by one": one_by_one(asks),
     }[pace]
     answers = compare(asks, arrivals, block_size=block_size)
-    assert [a.cached for a in answers] == [0, 0] + [
+    assert cached(answers["blocks"]) == [0, 0] + [
         whole_blocks(len(systems[i % 2]), block_size) for i in range(2, 8)
     ]
+    if pace == "one by one":
+        assert cached(answers["radix"]) == [0, 0] + [100, 75] * 3
 
 
+# With 128, each of the requests that part inside the block holds a block of its own.
+@pytest.mark.parametrize("block_size", [16, 32, 128])
 def test_divergence_at_every_offset_of_a_block(compare: Comparison, block_size: int) -> None:
-    """Each request leaves the first prompt at another token of its third block."""
-    base = tokens("base", 5 * block_size)
-    asks = [Ask(base)]
-    for offset in range(block_size):
-        cut = 2 * block_size + offset
-        asks.append(Ask((*base[:cut], other_than(base[cut]), *base[cut + 1 :]), max_tokens=3))
+    """Each request leaves the first prompt at another token of its second block."""
+    base = tokens("base", 3 * block_size)
+    asks = [Ask(base, max_tokens=2)]
+    asks += [
+        Ask((*base[:cut], other_than(base[cut]), *base[cut + 1 :]), max_tokens=2)
+        for cut in range(block_size, 2 * block_size)
+    ]
     answers = compare(asks, one_by_one(asks), block_size=block_size)
-    assert [a.cached for a in answers[1:]] == [2 * block_size] * block_size
+    assert cached(answers["blocks"]) == [0] + [block_size] * block_size
+    assert cached(answers["radix"]) == [0, *range(block_size, 2 * block_size)]
     compare(asks, block_size=block_size)
 
 
@@ -53,39 +57,46 @@ def test_resend(compare: Comparison, block_size: int, beyond: int) -> None:
     that goes on with the answer reads prompt and answer.
     """
     prompt = tokens("resend", 3 * block_size + beyond)
-    ask = Ask(prompt, max_tokens=block_size + 2)
-    [first, *again] = compare([ask] * 3, one_by_one([ask] * 3), block_size=block_size)
-    assert [a.cached for a in again] == [whole_blocks(len(prompt) - 1, block_size)] * 2
+    asks = [Ask(prompt, max_tokens=block_size + 2)] * 3
+    answers = compare(asks, one_by_one(asks), block_size=block_size)
+    most = len(prompt) - 1
+    assert cached(answers["blocks"]) == [0] + [whole_blocks(most, block_size)] * 2
+    assert cached(answers["radix"]) == [0, most, most]
 
-    longer = Ask(prompt + tuple(first.tokens[0]) + tokens("more", 5))
-    [answer] = compare([longer], block_size=block_size)
-    computed = len(prompt) + len(first.tokens[0]) - 1  # the last sampled token's KV never was
-    assert answer.cached == whole_blocks(computed, block_size)
+    said = prompt + tuple(answers["off"][0].tokens[0])
+    computed = len(said) - 1  # the last sampled token's KV never was
+    answers = compare([Ask(said + tokens("more", 5))], block_size=block_size)
+    assert cached(answers["blocks"]) == [whole_blocks(computed, block_size)]
+    assert cached(answers["radix"]) == [computed]
 
 
 def test_resend_in_the_same_step(compare: Comparison, block_size: int) -> None:
     """Equal prompts admitted in one step share the blocks that the first is about to fill."""
     prompt = tokens("same step", 4 * block_size)
     answers = compare([Ask(prompt)] * 4, block_size=block_size)
-    assert [a.cached for a in answers] == [0] + [3 * block_size] * 3
+    assert cached(answers["blocks"]) == [0] + [3 * block_size] * 3
 
 
-def test_conversation(compare: Comparison, engine: EngineFactory, block_size: int) -> None:
+def test_conversation(compare: Comparison, block_size: int) -> None:
     """Six turns: each prompt is all that was said before and a new message."""
+    said = 0
     prompt = tokens("system", 40)
     for turn in range(6):
         prompt += tokens(turn, 11 + turn)
-        known = len(prompt) - 11 - turn
-        [answer] = compare([Ask(prompt, max_tokens=13)], block_size=block_size)
-        assert answer.cached == (whole_blocks(known - 1, block_size) if turn else 0)
-        prompt += tuple(answer.tokens[0])
+        answers = compare([Ask(prompt, max_tokens=13)], block_size=block_size)
+        computed = max(said - 1, 0)
+        assert cached(answers["blocks"]) == [whole_blocks(computed, block_size)]
+        assert cached(answers["radix"]) == [computed]
+        prompt += tuple(answers["off"][0].tokens[0])
+        said = len(prompt)
 
 
 def test_short_prompts(compare: Comparison, block_size: int) -> None:
     """Prompts of fewer tokens than a block, from a single token on, next to longer ones."""
     base = tokens("short", 2 * block_size)
     asks = [Ask(base[:n]) for n in (1, 2, block_size - 1, block_size, block_size + 1)] * 2
-    compare(asks, one_by_one(asks), block_size=block_size)
+    answers = compare(asks, one_by_one(asks), block_size=block_size)
+    assert cached(answers["radix"]) == ideal_reuse(asks, answers["off"])
 
 
 def test_parallel_sampling_shares_its_prompt(
@@ -94,19 +105,32 @@ def test_parallel_sampling_shares_its_prompt(
     """n=5 computes its prompt once, and holds its whole blocks once."""
     prompt = tokens("parallel", 3 * block_size + 4)
     ask = Ask(prompt, n=5, temperature=1.0, seed=11, max_tokens=block_size)
-    [answer] = compare([ask], block_size=block_size)
+    [answer] = compare([ask], block_size=block_size)["off"]
     assert len({tuple(t) for t in answer.tokens}) == 5, "the five continuations should differ"
-    radix = engine("radix", block_size=block_size)
-    assert (radix.totals.requests, radix.totals.hits) == (5, 4 * 3 * block_size)
+    blocks = engine("blocks", block_size=block_size)
+    assert (blocks.totals.requests, blocks.totals.hits) == (5, 4 * 3 * block_size)
 
-    radix.reset()
-    radix.add(ask)
-    radix.step()
-    assert radix.used_blocks == 3 + 5
-    radix.drain()
+    blocks.reset()
+    blocks.add(ask)
+    blocks.step()
+    assert blocks.used_blocks == 3 + 5
+    blocks.drain()
 
     # Each continuation can be continued by itself.
-    compare([Ask(prompt + tuple(t) + (9,)) for t in answer.tokens], block_size=block_size)
+    asks = [Ask((*prompt, *t, 9)) for t in answer.tokens]
+    answers = compare(asks, one_by_one(asks), block_size=block_size)
+    computed = len(prompt) + block_size - 1
+    assert cached(answers["radix"]) == [computed] * 5
+    assert cached(answers["blocks"]) == [whole_blocks(computed, block_size)] * 5
+
+
+def test_parallel_sampling_of_a_cached_prompt(compare: Comparison, block_size: int) -> None:
+    """Five continuations that all start inside the same cached block."""
+    prompt = tokens("cached parallel", 3 * block_size + 4)
+    asks = [Ask(prompt), Ask(prompt, n=5, temperature=1.0, seed=2, max_tokens=block_size)]
+    answers = compare(asks, one_by_one(asks), block_size=block_size)
+    assert cached(answers["blocks"])[1] == 3 * block_size
+    assert cached(answers["radix"])[1] == len(prompt) - 1
 
 
 def test_chunked_prefill(compare: Comparison, block_size: int) -> None:
@@ -121,16 +145,23 @@ def test_chunked_prefill(compare: Comparison, block_size: int) -> None:
 def test_salts_never_share(engine: EngineFactory, compare: Comparison, block_size: int) -> None:
     """Tenants with the same prompt and different salts read nothing of each other."""
     prompt = tokens("tenants", 90)
-    salts = [None, "a", "b", "ab"]
-    asks = [Ask(prompt, salt=salt) for salt in salts]
+    asks = [Ask(prompt, salt=salt) for salt in (None, "a", "b", "ab")]
     for arrivals in (one_by_one(asks), None):
         answers = compare(asks, arrivals, block_size=block_size)
-        assert [a.cached for a in answers] == [0] * len(asks)
-        for kind in ("stock", "radix"):
+        assert cached(answers["blocks"]) == cached(answers["radix"]) == [0] * 4
+        again = compare(asks, arrivals, block_size=block_size)
+        assert cached(again["blocks"]) == [whole_blocks(89, block_size)] * 4
+        assert cached(again["radix"]) == [89] * 4
+        for kind in ("stock", "blocks", "radix"):
             engine(kind, block_size=block_size).reset()
-    compare(asks, one_by_one(asks), block_size=block_size)
-    again = compare(asks, one_by_one(asks), block_size=block_size)
-    assert [a.cached for a in again] == [whole_blocks(89, block_size)] * len(asks)
+
+
+def test_a_salt_does_not_run_into_the_prompt(compare: Comparison) -> None:
+    """The salt "a" before a text that begins with "b" is not the salt "ab"."""
+    a, b, *rest = tokens("run", 80)
+    asks = [Ask((b, *rest), salt=str(a)), Ask(tuple(rest), salt=f"{a}{b}"), Ask((a, b, *rest))]
+    answers = compare(asks, one_by_one(asks))
+    assert cached(answers["radix"]) == [0, 0, 0]
 
 
 def test_prompt_logprobs(compare: Comparison, block_size: int) -> None:
@@ -144,11 +175,11 @@ def test_prompt_logprobs(compare: Comparison, block_size: int) -> None:
         Ask(prompt + (7,) * block_size + (8,)),
     ]
     answers = compare(asks, one_by_one(asks), block_size=block_size)
-    shared = whole_blocks(70, block_size)
-    longer = whole_blocks(70 + block_size, block_size)
-    assert [a.cached for a in answers] == [0, 0, 0, shared, longer]
-    assert answers[1].prompt_logprobs is not None
-    assert len(answers[1].prompt_logprobs) == 70
+    shared, longer = (whole_blocks(n, block_size) for n in (70, 70 + block_size))
+    assert cached(answers["blocks"]) == [0, 0, 0, shared, longer]
+    assert cached(answers["radix"]) == [0, 0, 0, 71, 70 + block_size]
+    logprobs = answers["radix"][1].prompt_logprobs
+    assert logprobs is not None and len(logprobs) == 70
 
 
 def test_skip_reading_prefix_cache(compare: Comparison, engine: EngineFactory) -> None:
@@ -157,21 +188,22 @@ def test_skip_reading_prefix_cache(compare: Comparison, engine: EngineFactory) -
     asks = [Ask(prompt), Ask(prompt, skip_reading=True), Ask(prompt + (5,) * 40, skip_reading=True)]
     asks.append(Ask(prompt + (5,) * 40 + (6,)))
     answers = compare(asks, one_by_one(asks))
-    assert [a.cached for a in answers] == [0, 0, 0, 128]
+    assert cached(answers["blocks"]) == [0, 0, 0, 128]
+    assert cached(answers["radix"]) == [0, 0, 0, 140]
     assert engine("radix").totals.requests == 2, "a request that declined was counted as a lookup"
 
 
 def test_answers_in_flight_are_shared(compare: Comparison, block_size: int) -> None:
     """A prompt that continues a running request reads the blocks that it has already filled."""
     prompt = tokens("flight", 50)
-    [answer] = compare([Ask(prompt, max_tokens=60)], block_size=block_size)
+    [answer] = compare([Ask(prompt, max_tokens=60)], block_size=block_size)["off"]
     follower = prompt + tuple(answer.tokens[0][:40]) + (4, 5)
     asks = [Ask((*prompt, 3), max_tokens=60), Ask(prompt, max_tokens=60), Ask(follower)]
     compare(asks, [0, 0, 45], block_size=block_size)
 
 
-def test_same_answers_on_one_engine(engine: EngineFactory) -> None:
-    """The same requests, cold and warm, on one engine."""
+def test_same_answers_cold_and_warm(engine: EngineFactory) -> None:
+    """The same requests twice on one engine."""
     asks = [Ask(tokens(i % 5, 60 + i), max_tokens=20) for i in range(20)]
     radix = engine("radix")
     cold = radix.run(asks)

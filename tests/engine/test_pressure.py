@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .conftest import EngineFactory
-from .engines import Ask, assert_same, one_by_one
+from .engines import Ask, Kind, assert_same, one_by_one
 from .prompts import tokens
 
 pytestmark = pytest.mark.engine
@@ -24,20 +24,20 @@ def _growing(count: int) -> list[Ask]:
 
 
 @pytest.mark.parametrize("chunk", [2048, 24])
-def test_preempted_and_resumed(engine: EngineFactory, chunk: int) -> None:
+def test_preempted_and_resumed(engine: EngineFactory, ours: Kind, chunk: int) -> None:
     """Preempted requests give the answers that they would have given."""
     asks = _growing(10)
     expected = engine("off", block_size=16).run(asks)
-    radix = engine("radix", **SMALL_POOL, max_num_batched_tokens=chunk)
+    radix = engine(ours, **SMALL_POOL, max_num_batched_tokens=chunk)
     assert_same(expected, radix.run(asks))
     assert radix.totals.preemptions > 0
     assert_same(expected, radix.run(asks[::-1])[::-1])
 
 
-def test_a_preempted_request_counts_once(engine: EngineFactory) -> None:
+def test_a_preempted_request_counts_once(engine: EngineFactory, ours: Kind) -> None:
     """Lookups of resumed requests are kept apart from the hit rate, and do find their prefixes."""
     asks = [Ask(tokens(i, 100), max_tokens=60) for i in range(6)]
-    radix = engine("radix", **SMALL_POOL)
+    radix = engine(ours, **SMALL_POOL)
     radix.run(asks)
     assert radix.totals.preemptions > 0
     assert (radix.totals.requests, radix.totals.queries) == (6, 600)
@@ -46,29 +46,29 @@ def test_a_preempted_request_counts_once(engine: EngineFactory) -> None:
     assert radix.totals.preempted_hits > 0, "a resumed request found nothing of its own prefix"
 
 
-def test_preempted_time_and_again(engine: EngineFactory) -> None:
+def test_preempted_time_and_again(engine: EngineFactory, ours: Kind) -> None:
     """Two requests that need 18 blocks each in a pool of 23 keep taking turns."""
     asks = [Ask(tokens(i, 17), max_tokens=270) for i in range(3)]
     expected = engine("off", block_size=16).run(asks)
-    radix = engine("radix", **SMALL_POOL)
+    radix = engine(ours, **SMALL_POOL)
     assert_same(expected, radix.run(asks))
     assert radix.totals.preemptions >= 2
 
 
-def test_parallel_sampling_preempted(engine: EngineFactory) -> None:
+def test_parallel_sampling_preempted(engine: EngineFactory, ours: Kind) -> None:
     """Continuations that share their prompt's blocks survive the preemption of one another."""
     ask = Ask(tokens("n", 70), n=5, temperature=1.0, seed=3, max_tokens=80)
     expected = engine("off", block_size=16).run([ask])
-    radix = engine("radix", **SMALL_POOL)
+    radix = engine(ours, **SMALL_POOL)
     assert_same(expected, radix.run([ask]))
     assert radix.totals.preemptions > 0
 
 
-def test_a_prompt_that_fills_the_pool(engine: EngineFactory) -> None:
+def test_a_prompt_that_fills_the_pool(engine: EngineFactory, ours: Kind) -> None:
     """Requests that need almost the whole pool, one after the other and queued together."""
     asks = [Ask(tokens(i % 3, 300), max_tokens=16) for i in range(6)]
     expected = engine("off", block_size=16).run(asks)
-    radix = engine("radix", **SMALL_POOL)
+    radix = engine(ours, **SMALL_POOL)
     assert_same(expected, radix.run(asks))
     assert_same(expected, radix.run(asks, one_by_one(asks)))
 
@@ -76,7 +76,7 @@ def test_a_prompt_that_fills_the_pool(engine: EngineFactory) -> None:
 def test_the_oldest_prefix_goes_first(engine: EngineFactory) -> None:
     """Three cached prefixes of seven blocks, one used again: a fourth takes another's place."""
     prompts = [tokens(i, 7 * 16) for i in range(4)]
-    radix = engine("radix", **SMALL_POOL)
+    radix = engine("blocks", **SMALL_POOL)
 
     def cached(i: int) -> int | None:
         ask = Ask((*prompts[i], 5), max_tokens=1)
@@ -91,7 +91,7 @@ def test_the_oldest_prefix_goes_first(engine: EngineFactory) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_requests_under_pressure(engine: EngineFactory, seed: int) -> None:
+def test_random_requests_under_pressure(engine: EngineFactory, ours: Kind, seed: int) -> None:
     """Requests of mixed lengths arriving at random, four times what the pool can hold."""
     rng = random.Random(seed)
     parts = [tokens(f"{seed}/{i}", rng.randrange(10, 50)) for i in range(5)]
@@ -105,6 +105,6 @@ def test_random_requests_under_pressure(engine: EngineFactory, seed: int) -> Non
     ]
     arrivals = sorted(rng.randrange(200) for _ in asks)
     expected = engine("off", block_size=16).run(asks)
-    radix = engine("radix", **SMALL_POOL, max_num_batched_tokens=rng.choice([32, 70, 512]))
+    radix = engine(ours, **SMALL_POOL, max_num_batched_tokens=rng.choice([32, 70, 512]))
     assert_same(expected, radix.run(asks, arrivals))
     assert radix.totals.hits > 0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from .conftest import EngineFactory
-from .engines import Ask, Engine, assert_same
+from .engines import Ask, Engine, Kind, assert_same
 from .prompts import tokens
 
 pytestmark = pytest.mark.engine
@@ -27,19 +27,19 @@ def _first_tokens(engine: Engine, asks: list[Ask]) -> list[int]:
     return [next(i for i, name in enumerate(ids) if s.startswith(name + "-")) for s in seen]
 
 
-def test_order(engine: EngineFactory) -> None:
+def test_order(engine: EngineFactory, ours: Kind) -> None:
     """One slot: lower values first, ties by arrival; the same order as on stock."""
     asks = [
         Ask(tokens(i % 3, 40) + tokens(i, 5), max_tokens=2, priority=priority)
         for i, priority in enumerate([5, 1, 3, 1, 5, 0, 3])
     ]
     args = {**POLICY, "max_num_seqs": 1}
-    order = _first_tokens(engine("radix", **args), asks)
+    order = _first_tokens(engine(ours, **args), asks)
     assert order == [5, 1, 3, 2, 6, 0, 4]
     assert order == _first_tokens(engine("stock", **args), asks)
 
 
-@pytest.mark.parametrize("kind", ["stock", "radix"])
+@pytest.mark.parametrize("kind", ["stock", "blocks", "radix"])
 def test_the_least_important_is_preempted(engine: EngineFactory, kind: Any) -> None:
     """Under pressure an urgent request takes the blocks of the least urgent; answers stay right."""
     asks = [Ask(tokens(i, 80), max_tokens=60, priority=10 - i) for i in range(6)]

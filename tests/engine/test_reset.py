@@ -4,17 +4,17 @@
 import pytest
 
 from .conftest import EngineFactory
-from .engines import Ask, assert_same
-from .prompts import tokens
+from .engines import Ask, Kind, assert_same
+from .prompts import reusable, tokens
 
 pytestmark = pytest.mark.engine
 
 ASKS = [Ask(tokens("reset", 70) + tokens(i, 6 + i), max_tokens=24) for i in range(4)]
 
 
-def test_idle(engine: EngineFactory) -> None:
+def test_idle(engine: EngineFactory, ours: Kind) -> None:
     """After a reset nothing is found, and everything can be cached again."""
-    radix = engine("radix")
+    radix = engine(ours)
     first = radix.run(ASKS)
     assert radix.llm.reset_prefix_cache()
     again = radix.run(ASKS)
@@ -22,10 +22,10 @@ def test_idle(engine: EngineFactory) -> None:
     assert [a.cached for a in again] == [0, 64, 64, 64]
 
 
-def test_refused_while_requests_run(engine: EngineFactory) -> None:
+def test_refused_while_requests_run(engine: EngineFactory, ours: Kind) -> None:
     """As on stock, a plain reset does nothing and says so while a request holds blocks."""
     expected = engine("off").run(ASKS)
-    radix = engine("radix")
+    radix = engine(ours)
     ids = [radix.add(ask) for ask in ASKS]
 
     def reset(step: int) -> None:
@@ -34,15 +34,15 @@ def test_refused_while_requests_run(engine: EngineFactory) -> None:
 
     radix.drain(reset)
     assert_same(expected, [radix.answers[i] for i in ids])
-    assert radix.run([ASKS[0]])[0].cached == 64, "a refused reset emptied the cache"
+    assert radix.run([ASKS[0]])[0].cached == reusable(ours, len(ASKS[0].prompt) - 1, 32)
 
 
 @pytest.mark.parametrize("chunk", [2048, 24])
 @pytest.mark.parametrize("at", [1, 2, 5, 20])
-def test_with_requests_running(engine: EngineFactory, at: int, chunk: int) -> None:
+def test_with_requests_running(engine: EngineFactory, ours: Kind, at: int, chunk: int) -> None:
     """A forced reset preempts what runs; its tokens are computed again, on nothing old."""
     expected = engine("off").run(ASKS)
-    radix = engine("radix", max_num_batched_tokens=chunk)
+    radix = engine(ours, max_num_batched_tokens=chunk)
     ids = [radix.add(ask) for ask in ASKS]
     used_after: list[int] = []
 
@@ -57,10 +57,10 @@ def test_with_requests_running(engine: EngineFactory, at: int, chunk: int) -> No
     assert radix.totals.preemptions > 0
 
 
-def test_again_and_again(engine: EngineFactory) -> None:
+def test_again_and_again(engine: EngineFactory, ours: Kind) -> None:
     """A forced reset every third step, so that requests are preempted many times."""
     expected = engine("off").run(ASKS)
-    radix = engine("radix")
+    radix = engine(ours)
     ids = [radix.add(ask) for ask in ASKS]
 
     def reset(step: int) -> None:
@@ -75,9 +75,9 @@ def test_again_and_again(engine: EngineFactory) -> None:
 # it: requests are dropped or kept, the cache is emptied, nothing runs until the engine wakes.
 
 
-def test_sleep_drops_requests_and_cache(engine: EngineFactory) -> None:
+def test_sleep_drops_requests_and_cache(engine: EngineFactory, ours: Kind) -> None:
     expected = engine("off").run(ASKS)
-    radix = engine("radix")
+    radix = engine(ours)
     ids = [radix.add(ask) for ask in ASKS]
     for _ in range(5):
         radix.step()
@@ -93,10 +93,10 @@ def test_sleep_drops_requests_and_cache(engine: EngineFactory) -> None:
     assert [a.cached for a in again] == [0, 64, 64, 64]
 
 
-def test_sleep_keeps_requests(engine: EngineFactory) -> None:
+def test_sleep_keeps_requests(engine: EngineFactory, ours: Kind) -> None:
     """Requests kept over a sleep that empties the cache compute their tokens again."""
     expected = engine("off").run(ASKS)
-    radix = engine("radix")
+    radix = engine(ours)
     ids = [radix.add(ask) for ask in ASKS]
     for _ in range(5):
         radix.step()
@@ -109,10 +109,10 @@ def test_sleep_keeps_requests(engine: EngineFactory) -> None:
     assert_same(expected, [radix.answers[i] for i in ids])
 
 
-def test_pause_keeps_requests_and_cache(engine: EngineFactory) -> None:
+def test_pause_keeps_requests_and_cache(engine: EngineFactory, ours: Kind) -> None:
     """Sleep level 0 stops scheduling and touches nothing."""
     expected = engine("off").run(ASKS)
-    radix = engine("radix")
+    radix = engine(ours)
     ids = [radix.add(ask) for ask in ASKS]
     for _ in range(5):
         radix.step()
@@ -125,4 +125,4 @@ def test_pause_keeps_requests_and_cache(engine: EngineFactory) -> None:
     radix.drain()
     assert_same(expected, [radix.answers[i] for i in ids])
     assert radix.totals.preemptions == 0
-    assert radix.run([ASKS[1]])[0].cached == 64
+    assert radix.run([ASKS[1]])[0].cached == reusable(ours, len(ASKS[1].prompt) - 1, 32)

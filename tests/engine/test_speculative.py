@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from .conftest import EngineFactory
-from .engines import Ask, assert_same, one_by_one
-from .prompts import tokens, whole_blocks
+from .engines import Ask, Kind, assert_same, one_by_one
+from .prompts import reusable, tokens
 
 pytestmark = pytest.mark.engine
 
@@ -27,11 +27,11 @@ def _repetitive(count: int) -> list[Ask]:
     return [Ask(tokens(i % 2, 25) * 3 + tokens(i, 3 + i), max_tokens=40) for i in range(count)]
 
 
-def test_rejected_tokens_never_enter_the_cache(engine: EngineFactory) -> None:
+def test_rejected_tokens_never_enter_the_cache(engine: EngineFactory, ours: Kind) -> None:
     """Answers are those without speculation, and a prompt that continues one reads right KV."""
     asks = _repetitive(4)
     expected = engine("off", block_size=16).run(asks)
-    radix = engine("radix", **NGRAM)
+    radix = engine(ours, **NGRAM)
     assert_same(expected, radix.run(asks))
     assert 0 < radix.totals.accepted < radix.totals.drafted
 
@@ -43,13 +43,13 @@ def test_rejected_tokens_never_enter_the_cache(engine: EngineFactory) -> None:
     assert_same(engine("off", block_size=16).run(longer), got)
     for ask, answer in zip(longer, got, strict=True):
         # All but the last sampled token was computed.
-        assert answer.cached == whole_blocks(len(ask.prompt) - 2, 16)
+        assert answer.cached == reusable(ours, len(ask.prompt) - 2, 16)
 
 
-def test_preempted(engine: EngineFactory) -> None:
+def test_preempted(engine: EngineFactory, ours: Kind) -> None:
     """Speculation in a pool too small for all: drafts of preempted requests are forgotten."""
     asks = _repetitive(6)
     expected = engine("off", block_size=16).run(asks)
-    radix = engine("radix", **NGRAM, num_gpu_blocks_override=24, max_model_len=320)
+    radix = engine(ours, **NGRAM, num_gpu_blocks_override=24, max_model_len=320)
     assert_same(expected, radix.run(asks))
     assert radix.totals.preemptions > 0 and radix.totals.drafted > 0

@@ -7,8 +7,8 @@ import pytest
 from vllm.sampling_params import RequestOutputKind
 
 from .conftest import EngineFactory
-from .engines import Ask, Engine, assert_same
-from .prompts import tokens
+from .engines import Ask, Engine, Kind, assert_same
+from .prompts import reusable, tokens
 
 pytestmark = pytest.mark.engine
 
@@ -77,13 +77,13 @@ def _talk(engine: Engine, ahead: bool) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_answers(engine: EngineFactory, ahead: bool) -> None:
+def test_answers(engine: EngineFactory, ours: Kind, ahead: bool) -> None:
     """A session gives the same tokens as with the cache off, next to other requests."""
     others = [Ask(PARTS[0] + tokens(i, 20), max_tokens=40) for i in range(3)]
     expected_tokens, expected_logprobs = _talk(engine("off"), ahead)
     expected_others = engine("off").run(others)
 
-    radix = engine("radix")
+    radix = engine(ours)
     ids = [radix.add(ask) for ask in others]
     got_tokens, got_logprobs = _talk(radix, ahead)
     radix.drain()
@@ -92,12 +92,12 @@ def test_answers(engine: EngineFactory, ahead: bool) -> None:
     assert_same(expected_others, [radix.answers[i] for i in ids])
 
 
-def test_a_session_is_cached(engine: EngineFactory) -> None:
+def test_a_session_is_cached(engine: EngineFactory, ours: Kind) -> None:
     """What a session has computed serves a later prompt: each part and the answer it kept.
 
     vLLM drops the last token of every answer when the next part arrives.
     """
-    radix = engine("radix")
+    radix = engine(ours)
     got, _ = _talk(radix, ahead=False)
     prompt: tuple[int, ...] = ()
     for i, part in enumerate(PARTS):
@@ -105,12 +105,12 @@ def test_a_session_is_cached(engine: EngineFactory) -> None:
     expected = engine("off").run([Ask((*prompt, 9))])
     answer = radix.run([Ask((*prompt, 9))])
     assert_same(expected, answer)
-    assert answer[0].cached == len(prompt) // 32 * 32
+    assert answer[0].cached == reusable(ours, len(prompt), 32)
 
 
-def test_abort_between_parts(engine: EngineFactory) -> None:
+def test_abort_between_parts(engine: EngineFactory, ours: Kind) -> None:
     """A session aborted while it waits for input, and one aborted in its answer, leave nothing."""
-    radix = engine("radix")
+    radix = engine(ours)
     for taken in (6, 3):
         session = Session(radix, f"aborted after {taken}")
         session.feed(PARTS[0], max_tokens=6)

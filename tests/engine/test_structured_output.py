@@ -9,7 +9,7 @@ import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
 from .conftest import EngineFactory
-from .engines import Ask, assert_same, one_by_one
+from .engines import Ask, Kind, assert_same, one_by_one
 from .prompts import tokens
 
 pytestmark = pytest.mark.engine
@@ -44,10 +44,10 @@ def _asks() -> list[Ask]:
 
 @pytest.mark.parametrize("pace", ["together", "one by one"])
 @pytest.mark.parametrize("chunk", [2048, 32])
-def test_answers(engine: EngineFactory, chunk: int, pace: str) -> None:
+def test_answers(engine: EngineFactory, ours: Kind, chunk: int, pace: str) -> None:
     asks = _asks()
     expected = engine("off", **STRUCTURED).run(asks)
-    radix = engine("radix", **STRUCTURED, max_num_batched_tokens=chunk)
+    radix = engine(ours, **STRUCTURED, max_num_batched_tokens=chunk)
     got = radix.run(asks, one_by_one(asks) if pace == "one by one" else None)
     assert_same(expected, got)
     assert radix.totals.hits > 0
@@ -58,13 +58,13 @@ def test_answers(engine: EngineFactory, chunk: int, pace: str) -> None:
     assert all(json.loads(text)["kind"] in ("block", "prefix", "request") for text in texts[2::3])
 
 
-def test_preempted(engine: EngineFactory) -> None:
+def test_preempted(engine: EngineFactory, ours: Kind) -> None:
     """A grammar keeps its place over a preemption."""
     asks = [
         Ask(tokens(i, 60), max_tokens=70, structure=StructuredOutputsParams(regex="[a-z ]{150}"))
         for i in range(6)
     ]
     expected = engine("off", block_size=16).run(asks)
-    radix = engine("radix", block_size=16, num_gpu_blocks_override=24, max_model_len=320)
+    radix = engine(ours, block_size=16, num_gpu_blocks_override=24, max_model_len=320)
     assert_same(expected, radix.run(asks))
     assert radix.totals.preemptions > 0
