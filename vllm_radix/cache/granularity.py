@@ -3,7 +3,6 @@
 
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import kv_cache_uses_per_token_head_scales
 
 # These propose from the tokens alone. Other drafters keep KV of their own, which may depend on
 # tokens that come after the match.
@@ -24,7 +23,7 @@ def why_whole_blocks(vllm_config: VllmConfig) -> str | None:
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "context parallelism spreads a block over several workers"
-    if kv_cache_uses_per_token_head_scales(vllm_config.cache_config.cache_dtype):
+    if str(vllm_config.cache_config.cache_dtype).endswith("per_token_head"):
         return "the quantised KV cache keeps its scales outside the blocks that are copied"
     if not (current_platform.is_cuda_alike() or current_platform.is_cpu()):
         return f"it is not known whether a {current_platform.device_name} worker can copy blocks"
