@@ -567,12 +567,14 @@ class RadixTree:
         self._file(gone, None)
         self.num_cached_blocks -= len(gone)
         self.num_evictable_blocks -= len(gone)
-        self._epoch += 1
         if num_blocks:
-            del leaf.blocks[num_blocks:]
             end = (leaf.start // self.block_size + num_blocks) * self.block_size
-            del leaf.edge[(end - leaf.start) * TOKEN_BYTES :]
+            if end < leaf.end:
+                del leaf.blocks[num_blocks:]
+                del leaf.edge[(end - leaf.start) * TOKEN_BYTES :]
+                self._epoch += 1
             return
+        self._epoch += 1
         above = leaf.parent
         assert above is not None
         if above.children.get(leaf.first) is leaf:
