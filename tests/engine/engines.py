@@ -30,8 +30,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-# The models are small and tests run side by side: more threads would wait for one another.
-torch.set_num_threads(1)
+# vLLM's worker disables this function, and numba resets what it does.
+_set_num_threads = torch.set_num_threads
 
 Kind = Literal["off", "stock", "blocks", "radix"]
 
@@ -261,6 +261,8 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Run one engine step, keep the answers of finished requests, return all outputs."""
+        # The models are small and tests run side by side: more threads would wait for one another.
+        _set_num_threads(1)
         outputs = self.llm.step()
         for output in outputs:
             if output.finished:

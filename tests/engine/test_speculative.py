@@ -42,8 +42,9 @@ def test_rejected_tokens_never_enter_the_cache(engine: EngineFactory, ours: Kind
     got = radix.run(longer, one_by_one(longer))
     assert_same(engine("off", block_size=16).run(longer), got)
     for ask, answer in zip(longer, got, strict=True):
-        # All but the last sampled token was computed.
-        assert answer.cached == reusable(ours, len(ask.prompt) - 2, 16)
+        # All but the last sampled token was computed, and the last if it had been drafted.
+        computed = len(ask.prompt) - 2
+        assert answer.cached in {reusable(ours, n, 16) for n in (computed, computed + 1)}
 
 
 def test_preempted(engine: EngineFactory, ours: Kind) -> None:
