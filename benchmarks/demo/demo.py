@@ -82,8 +82,8 @@ def measure(arm: Arm) -> Result:
             console.print(f"{arm.name}: server ready after {time.monotonic() - started:.0f} s")
             return converse(arm, running)
         except openai.OpenAIError:
-            # If the server died, that says more than the client's view of it.
-            running.check()
+            # If the server dies, that says more than the client's view of it.
+            running.check(grace=10)
             raise
         except KeyboardInterrupt:
             console.print("stopping the server ...")

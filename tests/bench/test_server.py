@@ -143,6 +143,14 @@ def test_a_server_that_dies_is_noticed(tmp_path: Path) -> None:
     wait_until_gone(processes(log))
 
 
+def test_a_server_that_is_dying_is_waited_for(tmp_path: Path) -> None:
+    code = "import time; time.sleep(1)"
+    with Server(python(code), tmp_path / "log") as server:
+        server.check()
+        with pytest.raises(ServerError, match="exit code 0"):
+            server.check(grace=30)
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_server_outlives_its_program(tmp_path: Path, signal_number: signal.Signals) -> None:
     log = tmp_path / "log"

@@ -142,15 +142,19 @@ class Server:
             self._guard = self._process = None
             self._is_ready = False
 
-    def check(self) -> None:
-        """Raise unless the server is running.
+    def check(self, grace: float = 0.0) -> None:
+        """Return if the server is running.
+
+        Args:
+            grace: how many seconds to wait whether it ends, for use after a failed request.
 
         Raises:
-            ServerError: it is not; the message holds the end of its log.
+            ServerError: it is not running; the message holds the end of its log.
         """
         if self._process is None:
             raise ServerError("The server was not started: use it in a `with` block.")
-        if (code := self._process.poll()) is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(grace)
             raise self._failure(f"ended by itself with exit code {code}")
 
     def metrics(self) -> dict[str, float]:
