@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 from vllm import EngineArgs, SamplingParams
+from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.platforms.cpu import CpuPlatform
@@ -187,13 +188,18 @@ def _any_block_size() -> AbstractContextManager[object]:
     )
 
 
+def _connector(agent: Any) -> AbstractContextManager[object]:
+    """Make `agent` the worker's KV connector: vLLM keeps one a process, and we an engine."""
+    return patch.object(kv_transfer_state, "_KV_CONNECTOR_AGENT", agent)
+
+
+# Engines of one process share its torch.distributed state, and the end of one closes that of all.
+_ALIVE: list[LLMEngine] = []
+
+
 @dataclass
 class Engine:
-    """A vLLM engine of one kind, stepped by hand.
-
-    Engines of one process share its torch.distributed state, and closing one closes that of all:
-    build as many as needed, and let them live until the process ends.
-    """
+    """A vLLM engine of one kind, stepped by hand. It lives until the process ends."""
 
     kind: Kind
     model: Path
@@ -218,12 +224,18 @@ class Engine:
             recorders.append(_Recorder(vllm_config, engine_index))
             return recorders[-1]
 
-        with _any_block_size(), patch.dict(os.environ, VLLM_ENABLE_V1_MULTIPROCESSING="0"):
+        with (
+            _any_block_size(),
+            _connector(None),
+            patch.dict(os.environ, VLLM_ENABLE_V1_MULTIPROCESSING="0"),
+        ):
             self.llm = LLMEngine.from_engine_args(EngineArgs(**args), stat_loggers=[recorder])
+            self._connector = kv_transfer_state._KV_CONNECTOR_AGENT
         # Once a process is enough, and its search for kernels trips over numba, which n-gram
         # speculation loads.
         CpuPlatform.register_triton_kernel_overrides = classmethod(lambda cls: None)
         [self._recorder] = recorders
+        _ALIVE.append(self.llm)
         self._ids = itertools.count()
         self.answers: dict[str, Answer] = {}
 
@@ -263,7 +275,8 @@ class Engine:
         """Run one engine step, keep the answers of finished requests, return all outputs."""
         # The models are small and tests run side by side: more threads would wait for one another.
         _set_num_threads(1)
-        outputs = self.llm.step()
+        with _connector(self._connector):
+            outputs = self.llm.step()
         for output in outputs:
             if output.finished:
                 self.answers[output.request_id] = _answer(output)
