@@ -352,14 +352,16 @@ class RadixTree:
             KeyError: if no node owns the block.
         """
         node = self._owner_or_raise(block)
+        freed: list[int] = []
+        if node.detached:
+            return freed
         start = (node.start // self.block_size + node.blocks.index(block)) * self.block_size
         if start > node.start:
             self._split(node, start)
-        freed: list[int] = []
         above = node.parent
-        if not node.detached and above is not None:
-            self._detach(node, freed)
-            self._settle(above, freed)
+        assert above is not None
+        self._detach(node, freed)
+        self._settle(above, freed)
         return freed
 
     def clear(self) -> list[int]:
