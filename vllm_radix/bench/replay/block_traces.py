@@ -146,8 +146,9 @@ def read_sessions(paths: Sequence[Path], options: TraceOptions) -> Workload:
     texts = BlockTexts(block_size, rng)
     sessions = []
     for number, (path, file) in enumerate(zip(paths, files, strict=False)):
-        reader = _SessionReader(file, str(path), texts, rng, options)
-        sessions.append(Session(f"{number}-{file.id}", reader.turns(), number * options.stagger))
+        turns = _SessionReader(file, str(path), texts, rng, options).turns()
+        if turns:
+            sessions.append(Session(f"{number}-{file.id}", turns, number * options.stagger))
     name = paths[0].stem if len(paths) == 1 else paths[0].parent.name
     return Workload(name, tuple(sessions), block_size)
 

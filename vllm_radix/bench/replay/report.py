@@ -85,7 +85,7 @@ class Report(BaseModel):
                 table.add_row(*_cells(run))
             bounds = self.mean_bounds(capacity)
             if bounds is not None:
-                order = f"clairvoyant eviction, arrivals of {bounds.order_of}"
+                order = f"clairvoyant, order of {bounds.order_of}"
                 table.add_row(f"{capacity:,}", order, f"{bounds.clairvoyant:.3f}", style="dim")
                 table.add_row("", "unlimited cache", f"{bounds.unlimited:.3f}", style="dim")
             table.add_section()

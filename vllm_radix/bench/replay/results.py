@@ -61,7 +61,9 @@ def summarise(replay: Replay, scheduler: str, capacity: int, seed: int | None) -
     admitted = [record for record in replay.records if record.first_token is not None]
     if not admitted:
         return None
-    ttft = np.percentile([record.ttft for record in admitted if record.ttft], [50, 90, 99, 100])
+    ttft = np.percentile(
+        [record.ttft for record in admitted if record.ttft is not None], [50, 90, 99, 100]
+    )
     steps = np.percentile(replay.step_seconds, [50, 99]) * 1000
     finished = [record.call for record in admitted if record.finish is not None]
     return Run(

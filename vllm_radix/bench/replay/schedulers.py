@@ -61,8 +61,9 @@ def parse_scheduler(text: str) -> SchedulerChoice:
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
+        reason = f" ({error})" if module_name else ""
         raise ValueError(
-            f"There is no scheduler {name!r} ({error}): give {', '.join(CLASSES)} or a class as "
+            f"There is no scheduler {name!r}{reason}: give {', '.join(CLASSES)} or a class as "
             "package.module.Class."
         ) from None
     if name == "radix":

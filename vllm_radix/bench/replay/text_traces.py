@@ -3,7 +3,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, Field, RootModel
@@ -75,7 +74,7 @@ def read_prompts(path: Path, options: TraceOptions) -> Workload:
     """
     encode = _tokenizer(path, options)
     rng = np.random.default_rng(0)
-    sessions: dict[Any, list[tuple[PromptLine, Tokens]]] = {}
+    sessions: dict[tuple[str, str], list[tuple[PromptLine, Tokens]]] = {}
     for count, (number, value) in enumerate(json_lines(path)):
         if count == options.limit:
             break
@@ -84,7 +83,7 @@ def read_prompts(path: Path, options: TraceOptions) -> Workload:
         prompt = encode(line.prompt)
         if not len(prompt):
             raise TraceError(f"{place}: the prompt has no tokens.")
-        key = ("line", number) if line.session is None else ("session", line.session)
+        key = ("line", str(number)) if line.session is None else ("session", str(line.session))
         sessions.setdefault(key, []).append((line, prompt))
     first = min(
         (line.time for lines in sessions.values() for line, _ in lines if line.time is not None),

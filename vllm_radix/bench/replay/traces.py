@@ -87,13 +87,16 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         TraceError: naming the first line that is no JSON object.
     """
     with _opened(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
+        for number, text in enumerate(lines, 1):
+            line = text.rstrip()
+            if not line:
                 continue
             try:
                 value = json.loads(line)
-            except ValueError as error:
-                raise TraceError(f"{path}, line {number}: no JSON ({error}).") from None
+            except json.JSONDecodeError as error:
+                raise TraceError(
+                    f"{path}, line {number}: no JSON ({error.msg} at column {error.colno})."
+                ) from None
             if not isinstance(value, dict):
                 raise TraceError(f"{path}, line {number}: not a JSON object.")
             yield number, value
