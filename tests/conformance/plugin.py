@@ -131,8 +131,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             _built_in[test] = cast(list[str], value)
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        _failures[report.nodeid.removeprefix(SUITE)] = report.longreprtext
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workerinput"):
         return
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        # The tracebacks go with the results, and the screen keeps its summary.
+        session.config.option.tbstyle = "no"
     results = {"outcomes": _outcomes, "failures": _failures, "built": _built_in}
     Path(_job["results"]).write_text(json.dumps(results))

@@ -211,6 +211,7 @@ class Engine:
             "dtype": "float32",
             "enforce_eager": True,
             "seed": 0,
+            "async_scheduling": False,
             "block_size": 32,
             "max_model_len": 1024,
             "max_num_seqs": 16,
@@ -283,11 +284,15 @@ class Engine:
         return outputs
 
     def drain(self, before_step: Callable[[int], None] | None = None) -> None:
-        """Step until nothing is left. `before_step` gets the number of the step to come."""
+        """Step until nothing is left, neither requests nor (with asynchronous scheduling) steps.
+
+        `before_step` gets the number of the step to come.
+        """
         for step in range(MAX_STEPS):
             if before_step is not None:
                 before_step(step)
-            if not self.llm.has_unfinished_requests():
+            in_flight = self.llm.engine_core.engine_core.batch_queue
+            if not self.llm.has_unfinished_requests() and not in_flight:
                 return
             self.step()
         raise AssertionError(f"requests are left after {MAX_STEPS} steps")

@@ -251,8 +251,10 @@ class RadixGroupManager(FullAttentionManager):
         The request must not compute any more. Nothing to do for fewer than ``min_tokens`` tokens
         in the block.
         """
-        self.cache_blocks(request, num_tokens)
         table = self.req_to_blocks[request.request_id]
+        # Whatever a worker reported, there is no KV without a block.
+        num_tokens = min(num_tokens, len(table.ids) * self.block_size)
+        self.cache_blocks(request, num_tokens)
         start = table.num_cached * self.block_size
         if num_tokens - start < min_tokens:
             return
