@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who goes first: the policies, by example, and the heap that serves them."""
+
+import random
+
+import pytest
+
+from vllm_radix.tree import POLICIES, Namespace, Node, RadixTree, make_policy, pack_tokens
+from vllm_radix.tree.eviction import LRU, EvictionHeap
+
+from .pool import Pool
+
+
+def test_policies_by_name() -> None:
+    assert list(POLICIES) == ["lru", "lfu", "slru", "priority"]
+    assert [make_policy(name).name for name in POLICIES] == list(POLICIES)
+
+
+def test_an_unknown_policy() -> None:
+    with pytest.raises(ValueError) as error:
+        make_policy("fifo")
+    assert str(error.value) == (
+        "unknown eviction policy 'fifo': choose one of lru, lfu, slru, priority"
+    )
+
+
+def test_the_default_is_lru() -> None:
+    tree = RadixTree(1, 8)
+    for block in range(3):
+        tree.release(tree.extend(tree.enter(Namespace()), pack_tokens([block]), [block]).node)
+    tree.release(tree.acquire(tree.match_of_block(0), 1))
+    assert tree.evict(3) == [1, 2, 0]
+
+
+def serve_each(pool: Pool, *prompts: list[int]) -> None:
+    for prompt in prompts:
+        pool.serve(prompt)
+
+
+class TestByExample:
+    """Blocks of one token, numbered in the order in which they are first computed."""
+
+    def test_lru(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10], [11], [12], [10], [10], [11])
+        assert pool.evict(3) == [2, 0, 1]
+
+    def test_lfu(self) -> None:
+        pool = Pool(block_size=1, policy="lfu")
+        # Reused twice, never, once, never.
+        serve_each(pool, [10], [10], [10], [11], [12], [12], [13])
+        assert pool.evict(4) == [1, 3, 2, 0]
+
+    def test_slru(self) -> None:
+        pool = Pool(block_size=1, policy="slru")
+        # A burst of prompts seen once does not flush the two that were reused.
+        serve_each(pool, [10], [11], [11], [10])
+        serve_each(pool, [20], [21], [22], [23])
+        assert pool.evict(6) == [2, 3, 4, 5, 1, 0]
+
+    def test_priority(self) -> None:
+        pool = Pool(block_size=1, policy="priority")
+        for token, priority in ((10, 0), (11, 5), (12, 1), (13, 5)):
+            pool.serve([token], priority=priority)
+        assert pool.evict(4) == [1, 3, 2, 0]
+
+    def test_an_important_request_makes_important(self) -> None:
+        pool = Pool(block_size=1, policy="priority")
+        pool.serve([10], priority=5)
+        pool.serve([11], priority=5)
+        pool.serve([10], priority=0)
+        pool.serve([11], priority=5)
+        assert pool.evict(2) == [1, 0]
+
+
+class TestBelowAPrefixThatIsWorthMore:
+    """Blocks 1 and 2 were used once and follow block 0, which was used often."""
+
+    def test_slru(self) -> None:
+        pool = Pool(block_size=1, policy="slru")
+        serve_each(pool, [10], [10, 11], [10, 12], [20])
+        assert pool.evict(4) == [1, 2, 3, 0]
+
+    def test_lfu(self) -> None:
+        pool = Pool(block_size=1, policy="lfu")
+        serve_each(pool, [10], [10, 11], [10, 12], [20], [20])
+        assert pool.evict(4) == [1, 2, 3, 0]
+
+    def test_priority(self) -> None:
+        pool = Pool(block_size=1, policy="priority")
+        for prompt, priority in (([10], 0), ([10, 11], 5), ([10, 12], 5), ([20], 3)):
+            pool.serve(prompt, priority=priority)
+        assert pool.evict(4) == [1, 2, 3, 0]
+
+    @pytest.mark.parametrize("policy", ["slru", "lfu"])
+    def test_one_of_them_goes_and_the_other_follows(self, policy: str) -> None:
+        """What is left after the first eviction is a chain: its end is still worth less."""
+        pool = Pool(block_size=1, policy=policy)
+        serve_each(pool, [10], [10], [10, 11], [10, 12], [20])
+        assert [block for _ in range(4) for block in pool.evict(1)] == [1, 2, 3, 0]
+
+
+def leaf(last_access: int) -> Node:
+    node = Node(None, 0, bytearray(), [])
+    node.last_access = last_access
+    return node
+
+
+class TestHeap:
+    def test_first_stays(self) -> None:
+        heap = EvictionHeap(LRU())
+        assert heap.first() is None
+        nodes = [leaf(2), leaf(1), leaf(3)]
+        for node in nodes:
+            heap.add(node)
+        assert heap.first() is heap.first() is nodes[1]
+        assert len(heap) == 3
+        heap.discard(nodes[1])
+        assert heap.first() is nodes[0]
+
+    def test_of_one_rank_the_first_come(self) -> None:
+        heap = EvictionHeap(LRU())
+        nodes = [leaf(1) for _ in range(5)]
+        for node in nodes:
+            heap.add(node)
+        for node in nodes:
+            assert heap.first() is node
+            heap.discard(node)
+
+    def test_leaving_twice_is_leaving_once(self) -> None:
+        heap = EvictionHeap(LRU())
+        node, other = leaf(1), leaf(2)
+        heap.add(node)
+        heap.add(other)
+        heap.discard(node)
+        heap.discard(node)
+        assert len(heap) == 1
+
+    def test_a_node_that_comes_back_has_its_new_rank(self) -> None:
+        heap = EvictionHeap(LRU())
+        old, other = leaf(1), leaf(2)
+        heap.add(old)
+        heap.add(other)
+        heap.discard(old)
+        old.last_access = 3
+        heap.add(old)
+        assert heap.first() is other
+        heap.discard(other)
+        assert heap.first() is old
+
+    def test_clear(self) -> None:
+        heap = EvictionHeap(LRU())
+        node = leaf(1)
+        heap.add(node)
+        heap.clear()
+        assert (len(heap), heap.first(), node.ticket) == (0, None, 0)
+
+    def test_a_copy_leaves_the_nodes_as_they_are(self) -> None:
+        heap = EvictionHeap(LRU())
+        nodes = [leaf(3), leaf(1), leaf(2), leaf(0)]
+        for node in nodes:
+            heap.add(node)
+        heap.discard(nodes[3])
+        copy = heap.copy()
+        copy.push(leaf(2))
+        assert [node.last_access for node in iter(copy.pop, None)] == [1, 2, 2, 3]
+        assert (len(heap), heap.first()) == (3, nodes[1])
+
+    def test_entries_without_a_ticket_stay_few(self) -> None:
+        """Through 5000 arrivals and departures, in phases that favour the one or the other."""
+        rng = random.Random(0)
+        heap = EvictionHeap(LRU())
+        inside: list[Node] = []
+        for step in range(5000):
+            if not inside or rng.random() < (0.8 if step % 2000 < 1000 else 0.2):
+                node = leaf(rng.randrange(100))
+                heap.add(node)
+                inside.append(node)
+            else:
+                heap.discard(inside.pop(rng.randrange(len(inside))))
+            assert len(heap) == len(inside)
+            assert len(heap._entries) - len(inside) <= len(inside) + 64
+            if step % 50 == 0 and inside:
+                first = heap.first()
+                assert first is not None
+                assert first.last_access == min(node.last_access for node in inside)
