@@ -20,7 +20,6 @@ from vllm.v1.request import Request
 
 from vllm_radix.cache.manager import (
     RadixKVCacheManager,
-    make_kv_cache_manager,
     why_unsupported,
 )
 from vllm_radix.config import RadixConfig
@@ -422,7 +421,7 @@ def test_who_serves_which_model(
     assert reason is None or (why is not None and reason in why)
     if not config.kv_cache_groups:
         return  # vLLM itself serves that only with prefix caching off
-    manager = make_kv_cache_manager(
+    manager = RadixKVCacheManager(
         config,
         max_model_len=64,
         scheduler_block_size=BLOCK_SIZE,

@@ -292,8 +292,10 @@ class RadixGroupManager(FullAttentionManager):
     def _release(self, table: BlockTable) -> None:
         pool = self.block_pool
         # The last blocks come first, as they are the first that the pool should reuse.
-        pool.free_private(reversed(table.ids[table.num_cached :]))
-        pool.free_private(reversed(table.duplicates))
+        if table.num_cached < len(table.ids):
+            pool.free_private(reversed(table.ids[table.num_cached :]))
+        if table.duplicates:
+            pool.free_private(reversed(table.duplicates))
         if table.handle is not None:
             pool.reclaim(self.tree.release(table.handle, table.num_computed_tokens))
 
@@ -305,6 +307,10 @@ class RadixGroupManager(FullAttentionManager):
             return None
         ids = [block.block_id for block in blocks]
         return MatchedBlocks(self.block_pool, ids, self.tree.match_of_block(ids[-1]))
+
+
+# All that vLLM passes, beyond the number of new tokens, for a request that is running.
+_ARGUMENTS_WHILE_RUNNING = {"num_lookahead_tokens"}
 
 
 class RadixKVCacheManager(KVCacheManager):
@@ -404,8 +410,37 @@ class RadixKVCacheManager(KVCacheManager):
             return num_full
         return num_tokens
 
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
+    ) -> KVCacheBlocks | None:
+        """Slots for a request's next tokens; see vLLM's docstring.
+
+        In most steps a decoding request neither needs a block nor fills one: nothing to do then.
+        """
+        table = self._group.req_to_blocks.get(request.request_id)
+        if (
+            table is not None
+            and num_new_tokens
+            and not args
+            and kwargs.keys() <= _ARGUMENTS_WHILE_RUNNING
+        ):
+            num_tokens = request.num_computed_tokens + num_new_tokens
+            block_size = self._group.block_size
+            if (
+                num_tokens < (table.num_cached + 1) * block_size
+                and num_tokens + kwargs.get("num_lookahead_tokens", 0)
+                <= len(table.ids) * block_size
+            ):
+                return self.empty_kv_cache_blocks
+        return super().allocate_slots(request, num_new_tokens, *args, **kwargs)
+
     def create_kv_cache_blocks(self, blocks: tuple[Sequence[KVCacheBlock], ...]) -> KVCacheBlocks:
         return RadixKVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
+
+    def prepare(self, request: Request) -> None:
+        """Make the key of a request that arrives, so that no lookup has to. O(tokens)."""
+        if self.prefix_cache_lookup_enabled(request):
+            self._keys.key(request)
 
     def estimate_cached_tokens(self, request: Request) -> int:
         table = self._group.req_to_blocks.get(request.request_id)
@@ -428,7 +463,8 @@ class RadixKVCacheManager(KVCacheManager):
             num_final = min(
                 request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
             )
-            self._group.cache_tail(request, num_final, self._min_partial_tokens)
+            if num_final - table.num_cached * self._group.block_size >= self._min_partial_tokens:
+                self._group.cache_tail(request, num_final, self._min_partial_tokens)
 
     def on_adapter_reloaded(self, lora_int_id: int) -> None:
         """Nothing that was computed with the adapter before may be found any more."""
@@ -436,7 +472,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def free(self, request: Request) -> None:
         self._keys.forget(request)
-        super().free(request)
+        self._group.free(request.request_id)
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
         self._keys.forget(request)

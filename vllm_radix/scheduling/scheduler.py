@@ -70,6 +70,12 @@ class RadixMixin(VllmScheduler):
         if self.radix_manager is not None:
             self.radix_manager.on_adapter_reloaded(lora_int_id)
 
+    def add_request(self, request: Request) -> None:
+        # Under the name of a request that is here already comes more input for it.
+        if self.radix_manager is not None and request.request_id not in self.requests:
+            self.radix_manager.prepare(request)
+        super().add_request(request)
+
     def _free_request_blocks(self, request: Request) -> None:
         if self.radix_manager is not None:
             self.radix_manager.keep_computed_tokens(request)

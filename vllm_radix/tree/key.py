@@ -7,10 +7,9 @@ from a :class:`LabelTable`, which stand for content that the token ids do not te
 placeholders of an image, say).
 """
 
+import struct
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 TOKEN_BYTES = 4
 
@@ -34,7 +33,11 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
     Raises:
         OverflowError: if an id does not fit into an int32.
     """
-    return np.fromiter(tokens, np.int32, len(tokens)).tobytes()
+    try:
+        # Faster than numpy for a list, at any length.
+        return struct.pack(f"{len(tokens)}i", *tokens)
+    except struct.error as error:
+        raise OverflowError(f"a token id is no int32: {error}") from None
 
 
 class Key:

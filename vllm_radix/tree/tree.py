@@ -209,7 +209,7 @@ class RadixTree:
         end = self._end_of_block(node, block)
         if end < node.end:
             node = self._split(node, end)
-        self._lock_path(node)
+        self._merge_down(reversed(self._lock_path(node)))
         return node
 
     def extend(self, node: Node, data: bytes, blocks: list[int], priority: int = 0) -> Extension:
@@ -229,6 +229,9 @@ class RadixTree:
 
         O(nodes passed + tokens and blocks given).
         """
+        if not node.children:
+            # What most do, most of the time.
+            return Extension(self._give(node, data, blocks, priority), 0, [])
         block_size = self.block_size
         first_block = node.end // block_size
         passed = [node]
@@ -602,8 +605,10 @@ class RadixTree:
             if node.detached:
                 self._trim(node, 0, freed)
             else:
-                # If its children held the block in which it ends, its last piece is gone.
-                self._trim(node, len(node.blocks), freed)
+                num_blocks = len(node.blocks)
+                if node.end > (node.start // self.block_size + num_blocks) * self.block_size:
+                    # Its children held the block in which it ends: its last piece is gone.
+                    self._trim(node, num_blocks, freed)
                 if node.parent is not None:
                     if not node.ticket:
                         self._candidates.add(node)
