@@ -235,7 +235,7 @@ class RadixGroupManager(FullAttentionManager):
         table.num_cached = self.num_cached_block[request_id] = num_full
         self.block_pool.give_to_tree(table.ids[first_given:num_full])
         self.block_pool.reclaim(extension.freed)
-        if request.block_hashes and first_given < num_full:
+        if request.block_hashes and first_given < num_full and not table.handle.detached:
             self.block_pool.cache_full_blocks(
                 request=request,
                 blocks=table,  # type: ignore[arg-type]

@@ -21,6 +21,10 @@ class EvictionPolicy(ABC):
     def rank(self, node: Node) -> Any:
         """A sortable rank, of the same type for every node."""
 
+    def ranks_alike(self, node: Node, priority: int) -> bool:
+        """Whether tokens that a request of ``priority`` adds now rank as ``node`` does."""
+        return node.hits == 0 and node.priority == priority
+
 
 class LRU(EvictionPolicy):
     """Least recently used first."""
@@ -29,6 +33,9 @@ class LRU(EvictionPolicy):
 
     def rank(self, node: Node) -> int:
         return node.last_access
+
+    def ranks_alike(self, node: Node, priority: int) -> bool:
+        return True
 
 
 class LFU(EvictionPolicy):
@@ -86,7 +93,7 @@ class EvictionHeap:
 
     Leaving the heap is lazy: a node that stops being a candidate only drops its ticket, and its
     entry is skipped when it surfaces. Entries without a ticket never outnumber the others by
-    more than a constant, so every operation is amortised O(log candidates).
+    more than 64, so every operation is amortised O(log candidates).
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
@@ -105,15 +112,15 @@ class EvictionHeap:
         self._num_candidates += 1
         # Tickets are unique, so a comparison never reaches the nodes.
         heapq.heappush(self._entries, (self._policy.rank(node), ticket, node))
-        if len(self._entries) > 2 * self._num_candidates + 64:
-            self._entries = [entry for entry in self._entries if entry[2].ticket == entry[1]]
-            heapq.heapify(self._entries)
 
     def discard(self, node: Node) -> None:
-        """``node`` is no candidate any more. O(1)."""
+        """``node`` is no candidate any more. Amortised O(1)."""
         if node.ticket:
             node.ticket = 0
             self._num_candidates -= 1
+            if len(self._entries) > 2 * self._num_candidates + 64:
+                self._entries = [entry for entry in self._entries if entry[2].ticket == entry[1]]
+                heapq.heapify(self._entries)
 
     def first(self) -> Node | None:
         """The candidate to evict first, or None. It stays in the heap."""

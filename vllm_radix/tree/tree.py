@@ -63,7 +63,8 @@ class RadixTree:
         """Those of them that no lock protects."""
         self._roots: dict[Namespace, Root] = {}
         self._detached: set[Node] = set()
-        self._candidates = EvictionHeap(policy or LRU())
+        self._policy = policy or LRU()
+        self._candidates = EvictionHeap(self._policy)
         self._clock = 0
         self._epoch = 0
         self._cell_of: list[list[Node] | None] = [None] * num_block_ids
@@ -91,7 +92,11 @@ class RadixTree:
             position += common
             if common < len(child.edge):
                 break
-        return Match(node, position // TOKEN_BYTES, self._epoch)
+        num_tokens = position // TOKEN_BYTES
+        if not node.children and node.parent is not None:
+            # What followed may have been detached, and with it the block in which the node ends.
+            num_tokens = min(num_tokens, self._capacity(node))
+        return Match(node, num_tokens, self._epoch)
 
     def path_blocks(self, node: Node, num_blocks: int) -> list[int]:
         """The first ``num_blocks`` blocks of the prefix that ends with ``node``, in order.
@@ -158,6 +163,8 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Root(namespace)
+        self._clock += 1
+        root.last_access = self._clock
         self._lock(root)
         return root
 
@@ -216,7 +223,8 @@ class RadixTree:
         """Cache full blocks that follow a handle, and move the handle to their end.
 
         The tree takes the blocks that hold what it does not have yet. A leaf that the handle
-        alone locks grows in place; otherwise the new tokens become a child.
+        alone locks grows in place, unless the policy values it differently from what is new;
+        otherwise the new tokens become a child.
 
         Args:
             node: the handle. It ends at a multiple of the block size.
@@ -282,6 +290,7 @@ class RadixTree:
         O(path + blocks returned).
         """
         self._clock += 1
+        path = []
         part: Node | None = node
         while part is not None:
             assert part.lock_count > 0, f"{part} was released more often than locked"
@@ -290,6 +299,7 @@ class RadixTree:
                 part.last_access = self._clock
             if part.lock_count == 0:
                 self.num_evictable_blocks += len(part.blocks)
+            path.append(part)
             part = part.parent
         freed: list[int] = []
         if num_tokens is not None:
@@ -300,6 +310,7 @@ class RadixTree:
                 if node.parent is not None:
                     break
                 node = above
+        self._merge_down(reversed(path))
         self._settle(node, freed)
         return freed
 
@@ -401,6 +412,10 @@ class RadixTree:
         for node in self._detached:
             yield from node.subtree()
 
+    def _capacity(self, node: Node) -> int:
+        """Tokens between the root and the end of the node's last block, were it full."""
+        return (node.start // self.block_size + len(node.blocks)) * self.block_size
+
     def _owner_or_raise(self, block: int) -> Node:
         node = self.owner(block)
         if node is None:
@@ -452,7 +467,8 @@ class RadixTree:
                 child = self._split(child, tail_start) if tail_start > child.start else None
             if child is not None:
                 self._lock(child)
-                child.last_access = self._clock
+                # In use from here on, as the handle is; both are refreshed on release.
+                child.last_access = node.last_access
                 child.priority = min(child.priority, priority)
                 passed.append(child)
                 position += len(child.edge)
@@ -468,13 +484,18 @@ class RadixTree:
 
     def _give(self, node: Node, data: bytes, blocks: list[int], priority: int) -> Node:
         """Append tokens and blocks below a handle; return the node that ends with them."""
-        if node.parent is not None and node.lock_count == 1 and not node.children:
+        if (
+            node.parent is not None
+            and node.lock_count == 1
+            and not node.children
+            and self._policy.ranks_alike(node, priority)
+        ):
             node.edge += data
             node.blocks += blocks
         else:
             leaf = Node(node, node.end, bytearray(data), blocks)
             leaf.lock_count = 1
-            leaf.last_access = self._clock
+            leaf.last_access = node.last_access
             leaf.priority = priority
             leaf.detached = node.detached
             node.children[leaf.first] = leaf
@@ -533,12 +554,12 @@ class RadixTree:
     def _merge_with_child(self, upper: Node) -> None:
         """Merge a node with its only child, which stays the object that it was.
 
-        Not if a handle ends between them (their lock counts differ then), nor if the child has
-        not been used as recently: it has to go first. O(tokens and blocks of the child).
+        Not if a handle ends between them (their lock counts differ then), nor if the policy ranks
+        the child below: it has to go first. O(tokens and blocks of the child).
         """
         (child,) = upper.children.values()
-        if child.lock_count != upper.lock_count or (
-            child.last_access != upper.last_access and child.lock_count == 0
+        if child.lock_count != upper.lock_count or self._policy.rank(child) != self._policy.rank(
+            upper
         ):
             return
         above = upper.parent
@@ -554,7 +575,7 @@ class RadixTree:
         child.edge, child.blocks = upper.edge, upper.blocks
         child.start = upper.start
         child.parent = above
-        child.last_access = upper.last_access
+        child.last_access = max(child.last_access, upper.last_access)
         child.hits = max(child.hits, upper.hits)
         child.priority = min(child.priority, upper.priority)
         if above.children.get(child.first) is upper:
@@ -605,10 +626,9 @@ class RadixTree:
             if node.detached:
                 self._trim(node, 0, freed)
             else:
-                num_blocks = len(node.blocks)
-                if node.end > (node.start // self.block_size + num_blocks) * self.block_size:
+                if node.end > self._capacity(node):
                     # Its children held the block in which it ends: its last piece is gone.
-                    self._trim(node, num_blocks, freed)
+                    self._trim(node, len(node.blocks), freed)
                 if node.parent is not None:
                     if not node.ticket:
                         self._candidates.add(node)
@@ -675,9 +695,9 @@ class RadixTree:
             num_candidates += is_candidate
             if len(node.children) == 1:
                 (child,) = node.children.values()
-                assert child.lock_count != node.lock_count or (
-                    child.lock_count == 0 and child.last_access < node.last_access
-                ), f"{node} ought to be one with {child}"
+                assert child.lock_count != node.lock_count or self._policy.rank(
+                    child
+                ) != self._policy.rank(node), f"{node} ought to be one with {child}"
         assert len(owners) == self.num_cached_blocks
         assert num_evictable == self.num_evictable_blocks
         assert num_candidates == len(self._candidates)
