@@ -211,8 +211,11 @@ class TestExtend:
         longer = pool.compute(first, LONG[4:8])
         assert longer is not first
         assert (second.end, longer.start, longer.end) == (4, 4, 8)
-        # When the other goes, the chain is one node again, and the handle stays what it was.
+        # The other leaves its part more recent. Once both have been used as recently, the chain is
+        # one node again, and the handle stays what it was.
         pool.finish(second)
+        assert pool.match(LONG).node is longer
+        pool.finish(longer)
         assert pool.edges() == [(0, LONG[:8], [0, 1])]
         assert pool.match(LONG).node is longer
 
