@@ -100,6 +100,17 @@ class TestBelowAPrefixThatIsWorthMore:
         assert [block for _ in range(4) for block in pool.evict(1)] == [1, 2, 3, 0]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("second", [0, 1, 2])
+def test_a_conversation(policy: str, first: int, second: int) -> None:
+    """Each turn goes on where the one before has ended, and nothing else is cached."""
+    pool = Pool(block_size=1, policy=policy)
+    for length in range(1, 6):
+        pool.serve(list(range(length)), priority=second if length % 2 else first)
+    assert pool.evict(9) == [4, 3, 2, 1, 0]
+
+
 def leaf(last_access: int) -> Node:
     node = Node(None, 0, bytearray(), [])
     node.last_access = last_access

@@ -447,6 +447,32 @@ class TestDetach:
         assert sorted(block for h in handles for block in pool.finish(h)) == [1, 2, 3]
         assert pool.edges() == [(0, LONG[:4], [0])]
 
+    def test_what_no_block_holds_can_be_cached_again(self, pool: Pool) -> None:
+        pool.start(LONG)
+        pool.start(FORK)
+        pool.tree.detach(1)
+        pool.tree.detach(3)
+        pool.serve(LONG[:5])
+        assert pool.num_cached(LONG) == 5
+        pool.serve(LONG[:6])
+        assert pool.num_cached(LONG) == 6
+
+    def test_forks_in_one_block(self, pool: Pool) -> None:
+        """Three prompts part after five and six tokens, so two nodes end inside block 1.
+
+        Two of the three copies of that block are detached, and the third is evicted.
+        """
+        handles = [pool.start(LONG), pool.start(FORK)]
+        pool.serve([*LONG[:5], 90, 91, 92])
+        pool.tree.detach(1)
+        pool.tree.detach(3)
+        assert pool.num_cached(LONG) == 5
+        assert pool.tree.block_after(pool.match(LONG), 1) == 4
+        assert pool.evict(1) == [4]
+        assert pool.num_cached(LONG) == 4
+        assert sorted(block for h in handles for block in pool.finish(h)) == [1, 2, 3]
+        assert pool.edges() == [(0, LONG[:4], [0])]
+
     def test_no_such_block(self, pool: Pool) -> None:
         with pytest.raises(KeyError, match="no node owns block 5"):
             pool.tree.detach(5)
