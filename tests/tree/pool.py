@@ -68,7 +68,14 @@ class Pool:
         return self.compute(handle, tokens[handle.end :], priority)
 
     def finish(self, handle: Node, num_tokens: int | None = None) -> list[int]:
-        freed = self.tree.release(handle, num_tokens)
+        """End a request, of which only the first ``num_tokens`` tokens were computed."""
+        freed: list[int] = []
+        if num_tokens is not None:
+            first = num_tokens // self.tree.block_size
+            for block in self.tree.path_blocks(handle, first + 1)[first:]:
+                freed += self.tree.detach(block)
+                self.tree.check()
+        freed += self.tree.release(handle)
         self.tree.check()
         self.free += freed
         return freed

@@ -137,25 +137,14 @@ class Reference:
             return 1, []
         return self.extend(handle, tokens, [block], priority)
 
-    def release(self, handle: int, num_tokens: int | None = None, used: bool = True) -> list[int]:
+    def release(self, handle: int, used: bool = True) -> list[int]:
         """Returns the blocks that are free now, in no order."""
         last = self.handles.pop(handle)
         if used:
             self.clock += 1
             for part in last.path():
                 part.age = self.clock
-        freed = self._collect()
-        if num_tokens is not None:
-            while (
-                len(last.prefix()) > num_tokens
-                and last not in self.locked()
-                and not self._followers(last)
-            ):
-                assert last.before is not None
-                self._lose(last)
-                freed += self._collect()
-                last = last.before
-        return freed
+        return self._collect()
 
     # ------------------------------------------------------------------ making room
 

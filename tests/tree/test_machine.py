@@ -296,20 +296,19 @@ class TreeMachine(RuleBasedStateMachine):
         self.seen.append(self.model.handles[handle].prefix())
 
     @precondition(lambda self: self.nodes)
-    @rule(near=pick, num_tokens=st.none() | length)
-    def release(self, near: int, num_tokens: int | None) -> None:
-        handle = sorted(self.nodes)[near % len(self.nodes)]
-        self.let_go(handle, None if handle in self.holds else num_tokens)
+    @rule(near=pick)
+    def release(self, near: int) -> None:
+        self.let_go(sorted(self.nodes)[near % len(self.nodes)])
 
     @rule()
     def release_all(self) -> None:
         for handle in sorted(self.nodes):
             self.let_go(handle)
 
-    def let_go(self, handle: int, num_tokens: int | None = None) -> None:
+    def let_go(self, handle: int) -> None:
         used = handle not in self.holds
-        freed = self.tree.release(self.nodes.pop(handle), num_tokens, used=used)
-        assert sorted(freed) == sorted(self.model.release(handle, num_tokens, used))
+        freed = self.tree.release(self.nodes.pop(handle), used=used)
+        assert sorted(freed) == sorted(self.model.release(handle, used))
         self.give_back(freed)
         self.give_back(self.private.pop(handle))
         self.holds.discard(handle)

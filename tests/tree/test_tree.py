@@ -306,17 +306,19 @@ class TestRelease:
         assert sorted(pool.finish(handle, num_tokens=0)) == [0, 1, 2]
         assert list(pool.tree) == []
 
-    def test_what_others_use_stays(self, pool: Pool) -> None:
+    def test_what_others_use_stays_with_them_and_is_not_found(self, pool: Pool) -> None:
         handle = pool.start(LONG)
         other = pool.admit(LONG, num_blocks=2)
         assert pool.finish(handle, num_tokens=0) == [2]
         assert pool.tree.path_blocks(other, 2) == [0, 1]
+        assert pool.num_cached(LONG) == 0
+        assert sorted(pool.finish(other)) == [0, 1]
 
-    def test_what_others_built_upon_stays(self, pool: Pool) -> None:
+    def test_what_others_built_upon_goes_with_it(self, pool: Pool) -> None:
         handle = pool.start(LONG)
         pool.serve(FORK)
-        assert sorted(pool.finish(handle, num_tokens=0)) == [1, 2]
-        assert pool.num_cached(FORK) == 8
+        assert sorted(pool.finish(handle, num_tokens=0)) == [0, 1, 2, 3]
+        assert pool.num_cached(FORK) == 0
 
 
 class TestHold:

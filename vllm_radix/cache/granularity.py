@@ -17,6 +17,9 @@ def why_whole_blocks(vllm_config: VllmConfig) -> str | None:
     """
     if vllm_config.kv_transfer_config is not None:
         return "a KV connector transfers whole blocks"
+    aux_output = getattr(vllm_config, "aux_output_config", None)
+    if aux_output is not None and aux_output.enabled:
+        return "auxiliary outputs are kept for whole blocks"
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in _DRAFTERS_WITHOUT_KV:
         return f"the drafter ({speculative.method}) has KV that depends on the tokens to come"

@@ -95,7 +95,7 @@ class BlockTable(BlockList):
     """The blocks of an admitted request.
 
     Attributes:
-        handle: what the request has locked in the tree; None until its first block is cached. It
+        handle: what the request has locked in the tree; None until it caches for the first time. It
             ends where the first ``num_cached`` blocks end.
         num_cached: how many blocks, from the first, the tree has, in these or in other copies.
         duplicates: those among them that the tree has in other copies. Block tables are
@@ -217,12 +217,14 @@ class RadixGroupManager(FullAttentionManager):
         """Give the tree the blocks that ``num_tokens`` tokens fill. O(new blocks + path)."""
         request_id = request.request_id
         table = self.req_to_blocks[request_id]
+        if table.handle is None:
+            # On admission, even if no block is full: what the request computes from here on is for
+            # those who share its namespace now.
+            table.handle = self.tree.enter(self.keys.namespace(request))
         num_full = num_tokens // self.block_size
         num_cached = table.num_cached
         if num_full <= num_cached:
             return
-        if table.handle is None:
-            table.handle = self.tree.enter(self.keys.namespace(request))
         extension = self.tree.extend(
             table.handle,
             self.keys.data(request, num_cached * self.block_size, num_full * self.block_size),
@@ -235,12 +237,13 @@ class RadixGroupManager(FullAttentionManager):
         table.num_cached = self.num_cached_block[request_id] = num_full
         self.block_pool.give_to_tree(table.ids[first_given:num_full])
         self.block_pool.reclaim(extension.freed)
-        if request.block_hashes and first_given < num_full and not table.handle.detached:
+        num_hashed = min(num_full, len(request.block_hashes))
+        if first_given < num_hashed and not table.handle.detached:
             self.block_pool.cache_full_blocks(
                 request=request,
                 blocks=table,  # type: ignore[arg-type]
                 num_cached_blocks=first_given,
-                num_full_blocks=num_full,
+                num_full_blocks=num_hashed,
                 block_size=self.block_size,
                 kv_cache_group_id=self.kv_cache_group_id,
             )
@@ -258,8 +261,7 @@ class RadixGroupManager(FullAttentionManager):
         start = table.num_cached * self.block_size
         if num_tokens - start < min_tokens:
             return
-        if table.handle is None:
-            table.handle = self.tree.enter(self.keys.namespace(request))
+        assert table.handle is not None
         block = table.ids[table.num_cached]
         extension = self.tree.add_tail(
             table.handle, self.keys.data(request, start, num_tokens), block, request.priority
@@ -296,8 +298,13 @@ class RadixGroupManager(FullAttentionManager):
             pool.free_private(reversed(table.ids[table.num_cached :]))
         if table.duplicates:
             pool.free_private(reversed(table.duplicates))
-        if table.handle is not None:
-            pool.reclaim(self.tree.release(table.handle, table.num_computed_tokens))
+        if table.handle is None:
+            return
+        if table.num_computed_tokens is not None:
+            first = table.num_computed_tokens // self.block_size
+            # Even if others use it: they have computed the same tokens in blocks of their own.
+            pool.evict_blocks({self.tree.path_blocks(table.handle, first + 1)[first]})
+        pool.reclaim(self.tree.release(table.handle))
 
     def _as_matched(self, blocks: Sequence[KVCacheBlock]) -> MatchedBlocks | None:
         """The match that a lookup result stands for, also where a caller made a list of it."""

@@ -23,7 +23,7 @@ class EvictionPolicy(ABC):
 
     def ranks_alike(self, node: Node, priority: int) -> bool:
         """Whether tokens that a request of ``priority`` adds now rank as ``node`` does."""
-        return node.hits == 0 and node.priority == priority
+        return node.hits == 0
 
 
 class LRU(EvictionPolicy):
@@ -69,6 +69,9 @@ class Priority(EvictionPolicy):
 
     def rank(self, node: Node) -> tuple[int, int]:
         return -node.priority, node.last_access
+
+    def ranks_alike(self, node: Node, priority: int) -> bool:
+        return node.priority == priority
 
 
 POLICIES: dict[str, type[EvictionPolicy]] = {p.name: p for p in (LRU, LFU, SLRU, Priority)}

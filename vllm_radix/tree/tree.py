@@ -92,11 +92,7 @@ class RadixTree:
             position += common
             if common < len(child.edge):
                 break
-        num_tokens = position // TOKEN_BYTES
-        if not node.children and node.parent is not None:
-            # What followed may have been detached, and with it the block in which the node ends.
-            num_tokens = min(num_tokens, self._capacity(node))
-        return Match(node, num_tokens, self._epoch)
+        return Match(node, position // TOKEN_BYTES, self._epoch)
 
     def path_blocks(self, node: Node, num_blocks: int) -> list[int]:
         """The first ``num_blocks`` blocks of the prefix that ends with ``node``, in order.
@@ -275,17 +271,15 @@ class RadixTree:
             return Extension(node, 1, [])
         return self.extend(node, data, [block], priority)
 
-    def release(self, node: Node, num_tokens: int | None = None, *, used: bool = True) -> list[int]:
+    def release(self, node: Node, *, used: bool = True) -> list[int]:
         """Give a handle back. Its path becomes the most recently used.
 
         Args:
             node: the handle.
             used: False for a hold, whose path keeps its age.
-            num_tokens: how many tokens of its path hold computed KV, if not all of them do:
-                what lies beyond is dropped, as far as nobody else uses it.
 
         Returns:
-            Blocks that are free now: those dropped, and those of nodes that had been detached.
+            Blocks that are free now: those of nodes that had been detached.
 
         O(path + blocks returned).
         """
@@ -302,14 +296,6 @@ class RadixTree:
             path.append(part)
             part = part.parent
         freed: list[int] = []
-        if num_tokens is not None:
-            while node.end > num_tokens and node.parent and not (node.children or node.lock_count):
-                above = node.parent
-                keep = max(0, num_tokens - node.start // self.block_size * self.block_size)
-                self._trim(node, keep // self.block_size, freed)
-                if node.parent is not None:
-                    break
-                node = above
         self._merge_down(reversed(path))
         self._settle(node, freed)
         return freed
@@ -622,8 +608,16 @@ class RadixTree:
                 self._merge_down([node])
                 return
             if node.lock_count:
-                return
-            if node.detached:
+                end = self._capacity(node)
+                if node.detached or node.end <= end:
+                    return
+                # Only what was detached below it holds the block in which it ends.
+                if end > node.start:
+                    self._split(node, end)
+                    self._detach(node, freed)
+                    return
+                self._detach(node, freed)
+            elif node.detached:
                 self._trim(node, 0, freed)
             else:
                 if node.end > self._capacity(node):
