@@ -157,6 +157,30 @@ def test_an_evicted_block_stays_with_whoever_uses_it(pool: RadixBlockPool) -> No
     assert num_found(pool, TWELVE) == 4
 
 
+def test_a_block_can_be_evicted_after_the_one_before_it(pool: RadixBlockPool) -> None:
+    handle, blocks = cache(pool, TWELVE)
+    pool.evict_blocks({blocks[0]})
+    pool.evict_blocks({blocks[1]})
+    pool.check()
+    release(pool, handle)
+    assert num_found(pool, TWELVE) == 0
+    assert pool.get_num_free_blocks() == NUM_BLOCKS
+
+
+def test_holding_a_part_of_what_is_held_changes_nothing_else(pool: RadixBlockPool) -> None:
+    handle, blocks = cache(pool, TWELVE)
+    release(pool, handle)
+    used = pool.tree.acquire(pool.tree.match(Key.of(TWELVE[:4])), 1)
+    release(pool, used)
+    pool.touch([pool.blocks[blocks[2]]])
+    pool.check()
+    pool.free_blocks([pool.blocks[blocks[2]]])
+    pool.check()
+    # The first block is the one that was used last.
+    pool.allocate(NUM_BLOCKS - 1)
+    assert num_found(pool, TWELVE) == 4
+
+
 def test_evicting_what_is_not_cached_does_nothing(pool: RadixBlockPool) -> None:
     (private,) = pool.allocate(1)
     pool.evict_blocks({private, 7})

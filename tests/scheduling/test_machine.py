@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that can happen to a scheduler, in any order, on a pool that is nearly full.
+
+After each step every block is accounted for, and a shadow of the KV memory shows whether any
+request reads, or could ever read, KV that is not its own (see :mod:`.engine`).
+"""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from vllm.v1.request import Request, RequestStatus
+
+from .engine import Engine
+from .factory import lora, make_request, make_scheduler
+
+MAX_MODEL_LEN = 32
+
+pick = st.integers(0, 99)
+# Few tokens, in runs: prompts share beginnings, and part inside blocks.
+prompts = st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.integers(1, 7)), min_size=1, max_size=4)
+owners = st.sampled_from(
+    [{}, {}, {}, {"cache_salt": "a"}, {"lora_request": lora("a", 1)}]
+)  # fmt: skip
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """One scheduler and its requests. Subclasses set the options."""
+
+    options: dict[str, Any]
+    late = False
+
+    @initialize(
+        num_blocks=st.integers(9, 20),
+        max_num_seqs=st.integers(2, 5),
+        max_num_batched_tokens=st.integers(6, 40),
+        seed=st.integers(0, 9),
+    )
+    def start(self, num_blocks: int, seed: int, **limits: int) -> None:
+        scheduler = make_scheduler(
+            num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, **limits, **self.options
+        )
+        self.engine = Engine(scheduler, seed=seed, late=self.late)
+        self.seen: list[list[int]] = [[0] * 9]
+
+    @property
+    def live(self) -> list[Request]:
+        return list(self.engine.scheduler.requests.values())
+
+    @rule(
+        runs=prompts,
+        again=st.none() | pick,
+        cut=pick,
+        max_tokens=st.integers(1, 12),
+        seed=st.sampled_from([1, 1, 2]),
+        priority=st.integers(0, 2),
+        owner=owners,
+    )
+    def add(self, runs: Any, again: int | None, cut: int, max_tokens: int, **options: Any) -> None:
+        """A new request; its prompt often begins as another did, with what that generated."""
+        prompt = [token for token, length in runs for _ in range(length)]
+        if again is not None:
+            before = self.seen[again % len(self.seen)]
+            prompt = before[: 1 + cut % len(before)] + prompt[: cut % 5]
+        prompt = prompt[: MAX_MODEL_LEN - 2]
+        request = make_request(prompt, max_tokens=max_tokens, **options.pop("owner"), **options)
+        self.engine.add(request)
+
+    @precondition(lambda self: self.live)
+    @rule(which=pick, priority=st.integers(0, 2))
+    def copycat(self, which: int, priority: int) -> None:
+        """A request that goes on as a running one does: each block is computed twice."""
+        model = self.live[which % len(self.live)]
+        if model.num_tokens < MAX_MODEL_LEN:
+            assert model.sampling_params is not None
+            self.engine.add(
+                make_request(
+                    list(model.all_token_ids),
+                    max_tokens=12,
+                    seed=model.sampling_params.seed,
+                    priority=priority,
+                    cache_salt=model.cache_salt,
+                    lora_request=model.lora_request,
+                )
+            )
+
+    @rule(number=st.integers(1, 10))
+    def step(self, number: int) -> None:
+        for _ in range(number):
+            self.engine.step()
+            self.check()
+
+    @precondition(lambda self: self.live)
+    @rule(which=pick)
+    def abort(self, which: int) -> None:
+        self.engine.abort(self.live[which % len(self.live)])
+
+    @precondition(lambda self: self.engine.in_flight)
+    @rule()
+    def process_output(self) -> None:
+        self.engine.process_output()
+
+    @rule(running=st.booleans())
+    def reset(self, running: bool) -> None:
+        idle = self.engine.num_used_blocks == 0
+        if running and self.engine.held:
+            return  # vLLM gives up on that
+        done = self.engine.scheduler.reset_prefix_cache(reset_running_requests=running)
+        assert done == (idle or running)
+        if done:
+            assert not list(self.engine.tree)
+
+    @rule(block=pick)
+    def hold(self, block: int) -> None:
+        """As a connector does while it reads a block."""
+        view = self.engine.pool.blocks[1 + block % (self.engine.pool.num_gpu_blocks - 1)]
+        self.engine.pool.touch([view])
+        self.engine.held.append(view)
+
+    @precondition(lambda self: self.engine.held)
+    @rule(which=pick)
+    def let_go(self, which: int) -> None:
+        view = self.engine.held.pop(which % len(self.engine.held))
+        self.engine.pool.free_blocks([view])
+
+    @rule(block=pick)
+    def distrust(self, block: int) -> None:
+        """As after a load that failed."""
+        self.engine.manager.evict_blocks({1 + block % (self.engine.pool.num_gpu_blocks - 1)})
+
+    @invariant()
+    def check(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.check()
+            self.seen += [list(request.all_token_ids) for request in self.live][-2:]
+            del self.seen[:-8]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        while self.engine.held:
+            self.let_go(0)
+        self.engine.run()
+        self.engine.check_idle()
+        for request in self.engine.requests.values():
+            assert request.is_finished()
+            if request.status != RequestStatus.FINISHED_ABORTED:
+                self.check_tokens(request)
+
+    def check_tokens(self, request: Request) -> None:
+        """Whatever happened meanwhile, the client got what the model says, and all of it."""
+        tokens = self.engine.tokens[request.request_id]
+        assert tokens == self.engine.worker.continuation(request, len(tokens))
+        limit = MAX_MODEL_LEN - len(request.prompt_token_ids or ())
+        assert len(tokens) == min(request.max_tokens, limit)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "whole blocks": {"radix": {"token_granular": False}},
+    "priority": {"policy": "priority"},
+    "drafts": {"num_spec_tokens": 3},
+    "events": {"kv_events": True, "radix": {"free_watermark": 0.3, "eviction": "slru"}},
+    "async": {"async_scheduling": True},
+    "async, executed late": {"async_scheduling": True},
+    "async priority drafts": {
+        "async_scheduling": True,
+        "num_spec_tokens": 2,
+        "policy": "priority",
+    },
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_request_ever_reads_wrong_kv(mode: str) -> None:
+    machine = type(mode, (SchedulerMachine,), {"options": MODES[mode], "late": "late" in mode})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=40,
+            derandomize=True,
+            deadline=None,
+            print_blob=True,
+        ),
+    )
