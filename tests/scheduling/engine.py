@@ -315,7 +315,7 @@ class Engine:
                 DraftTokenIds(output.req_ids, [row.drafts[:] for row in rows])
             )
 
-    def run(self, max_steps: int = 300) -> None:
+    def run(self, max_steps: int = 2000) -> None:
         """Step until nothing is left to do."""
         for _ in range(max_steps):
             if not self.scheduler.has_unfinished_requests() and not self.in_flight:

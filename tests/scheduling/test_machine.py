@@ -40,9 +40,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     late = False
 
     @initialize(
-        num_blocks=st.integers(9, 20),
+        num_blocks=st.integers(9, 14),
         max_num_seqs=st.integers(2, 5),
         max_num_batched_tokens=st.integers(6, 40),
+        long_prefill_token_threshold=st.sampled_from([0, 8]),
         seed=st.integers(0, 9),
     )
     def start(self, num_blocks: int, seed: int, **limits: int) -> None:
@@ -60,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         runs=prompts,
         again=st.none() | pick,
         cut=pick,
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.integers(1, 20),
         seed=st.sampled_from([1, 1, 2]),
         priority=st.integers(0, 2),
         owner=owners,
@@ -92,6 +93,20 @@ class SchedulerMachine(RuleBasedStateMachine):
                     lora_request=model.lora_request,
                 )
             )
+
+    @precondition(lambda self: self.options.get("policy") == "priority")
+    @rule(runs=prompts, others=st.lists(prompts, max_size=2), twin=st.booleans())
+    def outrank(self, runs: Any, others: list[Any], twin: bool) -> None:
+        """A request is running when others come that it has to give way to, at any moment."""
+        self.add(runs, None, 0, 20, seed=1, priority=9, owner={})
+        self.step(1)
+        low = max(self.live, key=lambda request: (request.priority, request.arrival_time))
+        if twin and low.num_tokens < MAX_MODEL_LEN:
+            prompt = list(low.all_token_ids)
+            self.engine.add(make_request(prompt, seed=1, priority=0, max_tokens=20))
+        for other in others:
+            self.add(other, None, 0, 20, seed=2, priority=0, owner={})
+        self.step(6)
 
     @rule(number=st.integers(1, 10))
     def step(self, number: int) -> None:
@@ -186,7 +201,7 @@ def test_no_request_ever_reads_wrong_kv(mode: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=100,
             stateful_step_count=40,
             derandomize=True,
             deadline=None,

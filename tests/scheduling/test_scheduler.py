@@ -257,22 +257,30 @@ def test_the_hit_rate_counts_a_request_once() -> None:
     assert sum(step.preempted_hits for step in stats) > 0
 
 
-def test_a_request_preempted_in_the_step_that_would_compute_it_caches_nothing() -> None:
+@pytest.mark.parametrize("radix", [WHOLE_BLOCKS, {}], ids=["blocks", "tokens"])
+def test_a_request_preempted_in_the_step_that_would_compute_it_caches_nothing(
+    radix: dict[str, Any],
+) -> None:
     """A request of lower priority is scheduled, and then gives way in the same step."""
-    engine = make_engine(num_blocks=1 + 4, policy="priority")
-    low = engine.add(make_request([1] * 5, "low", priority=5, max_tokens=8))
-    engine.step()
-    engine.add(make_request([7] * 7, "high", priority=0, max_tokens=8))
-    for _ in range(3):
-        engine.step()
-        engine.check()
-    # The token that it did not come to compute would have filled its second block.
+    engine = make_engine(
+        num_blocks=1 + 8,
+        policy="priority",
+        max_num_seqs=4,
+        max_num_batched_tokens=12,
+        long_prefill_token_threshold=8,
+        radix=radix,
+    )
+    low = engine.add(make_request(TWENTY + TWENTY[:8], "low", priority=5, max_tokens=4))
+    assert engine.step().num_scheduled_tokens == {"low": 12}
+    engine.add(make_request([7] * 4, "high", priority=0, max_tokens=4))
+    assert engine.step().num_scheduled_tokens == {"low": 8, "high": 4}
+    assert engine.step().num_scheduled_tokens == {"high": 1}
     assert low.num_preemptions == 1
-    assert low.num_tokens == 8
-    assert engine.num_cached(make_request([*low.all_token_ids, 0])) == 1
+    engine.check()
+    assert engine.num_cached(low) == 20 // 4
     engine.run()
     engine.check_idle()
-    assert engine.tokens["low"] == engine.worker.continuation(low, 8)
+    assert engine.tokens["low"] == engine.worker.continuation(low, 4)
 
 
 @pytest.mark.parametrize("radix", [WHOLE_BLOCKS, {}], ids=["blocks", "tokens"])
