@@ -67,3 +67,8 @@ def test_all_mistakes_are_named_at_once() -> None:
         RadixConfig.from_additional_config({"radix": {"evcition": "lru", "free_watermark": 2}})
     assert "there is no option 'evcition'" in str(caught.value)
     assert "option 'free_watermark' is 2" in str(caught.value)
+
+
+def test_an_option_outside_the_section_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r'eviction must stand inside "radix"'):
+        RadixConfig.from_additional_config({"eviction": "lfu"})

@@ -53,6 +53,13 @@ class RadixConfig(BaseModel):
         section = (
             additional_config.get(SECTION, {}) if isinstance(additional_config, Mapping) else {}
         )
+        if isinstance(additional_config, Mapping):
+            astray = sorted(additional_config.keys() & cls.model_fields.keys())
+            if astray:
+                raise ValueError(
+                    f'--additional-config: {", ".join(astray)} must stand inside "{SECTION}": '
+                    f'{{"{SECTION}": {{"{astray[0]}": ...}}}}.'
+                )
         if not isinstance(section, Mapping):
             raise ValueError(
                 f'--additional-config: "{SECTION}" must be an object with some of the options '

@@ -100,18 +100,16 @@ class BlockTable(BlockList):
         num_cached: how many blocks, from the first, the tree has, in these or in other copies.
         duplicates: those among them that the tree has in other copies. Block tables are
             append-only, so the request keeps its own until it ends.
-        num_computed_tokens: how many tokens hold computed KV, where that is less than was cached.
         source: the block whose copy the next new block has to become; None once it was ordered.
     """
 
-    __slots__ = ("duplicates", "handle", "num_cached", "num_computed_tokens", "source")
+    __slots__ = ("duplicates", "handle", "num_cached", "source")
 
     def __init__(self, pool: RadixBlockPool) -> None:
         super().__init__(pool, [])
         self.handle: Node | None = None
         self.num_cached = 0
         self.duplicates: list[int] = []
-        self.num_computed_tokens: int | None = None
         self.source: int | None = None
 
 
@@ -164,18 +162,23 @@ class RadixGroupManager(FullAttentionManager):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        table = self.req_to_blocks[request_id] = BlockTable(self.block_pool)
-        table.num_cached = self.num_cached_block[request_id] = len(new_computed_blocks)
         matched = self._as_matched(new_computed_blocks)
+        table = BlockTable(self.block_pool)
+        if matched is not None and matched.ids:
+            match = matched.match
+            if self.tree.is_void(match):
+                # A connector held or let go of blocks since the lookup. The blocks are the same.
+                match = self.tree.match_of_block(matched.ids[-1])
+            priority = matched.request.priority if matched.request is not None else 0
+            table.handle = self.tree.acquire(match, len(matched.ids), priority)
+            table.ids += matched.ids
+        table.num_cached = self.num_cached_block[request_id] = len(table.ids)
+        self.req_to_blocks[request_id] = table
         if matched is None:
             return
-        if matched.ids:
-            priority = matched.request.priority if matched.request is not None else 0
-            table.handle = self.tree.acquire(matched.match, len(matched.ids), priority)
-            table.ids += matched.ids
-            if collector := self.block_pool.metrics_collector:
-                for block in matched:
-                    collector.on_block_accessed(block)
+        if collector := self.block_pool.metrics_collector:
+            for block in matched:
+                collector.on_block_accessed(block)
         if matched.source is not None:
             # Held until the worker has run the copy (see `take_pending_cow_copies`).
             self.block_pool.touch([self.block_pool.view(matched.source)])
@@ -298,13 +301,10 @@ class RadixGroupManager(FullAttentionManager):
             pool.free_private(reversed(table.ids[table.num_cached :]))
         if table.duplicates:
             pool.free_private(reversed(table.duplicates))
-        if table.handle is None:
-            return
-        if table.num_computed_tokens is not None:
-            first = table.num_computed_tokens // self.block_size
-            # Even if others use it: they have computed the same tokens in blocks of their own.
-            pool.evict_blocks({self.tree.path_blocks(table.handle, first + 1)[first]})
-        pool.reclaim(self.tree.release(table.handle))
+        if table.source is not None:
+            pool.free_blocks([pool.view(table.source)])
+        if table.handle is not None:
+            pool.reclaim(self.tree.release(table.handle))
 
     def _as_matched(self, blocks: Sequence[KVCacheBlock]) -> MatchedBlocks | None:
         """The match that a lookup result stands for, also where a caller made a list of it."""
@@ -463,19 +463,24 @@ class RadixKVCacheManager(KVCacheManager):
         table = self._group.req_to_blocks.get(request.request_id)
         if table is None:
             return
-        if request.num_computed_tokens < table.num_cached * self._group.block_size:
-            table.num_computed_tokens = request.num_computed_tokens
+        num_computed = request.num_computed_tokens
+        if num_computed < table.num_cached * self._group.block_size and table.handle is not None:
+            first = num_computed // self._group.block_size
+            # Even if others use it: they have computed the same tokens in blocks of their own.
+            self._pool.evict_blocks({self._tree.path_blocks(table.handle, first + 1)[first]})
         elif self._token_granular:
             # Tokens of steps in flight may be drafts; the last sampled one is not computed yet.
-            num_final = min(
-                request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
-            )
+            num_final = min(num_computed - request.num_in_flight_tokens, request.num_tokens)
             if num_final - table.num_cached * self._group.block_size >= self._min_partial_tokens:
                 self._group.cache_tail(request, num_final, self._min_partial_tokens)
 
     def on_adapter_reloaded(self, lora_int_id: int) -> None:
         """Nothing that was computed with the adapter before may be found any more."""
         self._keys.adapter_reloaded(lora_int_id)
+
+    def forget_key(self, request: Request) -> None:
+        """The request's tokens are about to change."""
+        self._keys.forget(request)
 
     def free(self, request: Request) -> None:
         self._keys.forget(request)

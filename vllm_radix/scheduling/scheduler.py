@@ -10,7 +10,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncSchedu
 from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.request import Request
+from vllm.v1.request import Request, StreamingUpdate
 
 from vllm_radix import compat
 from vllm_radix.cache.granularity import why_whole_blocks
@@ -75,6 +75,16 @@ class RadixMixin(VllmScheduler):
         if self.radix_manager is not None and request.request_id not in self.requests:
             self.radix_manager.prepare(request)
         super().add_request(request)
+
+    def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
+        if self.radix_manager is not None:
+            self.radix_manager.forget_key(session)
+            # vLLM 0.32 counts drafted tokens that a stop cut off as computed. What comes next would
+            # be cached with their KV.
+            session.num_computed_tokens = min(
+                session.num_computed_tokens, max(session.num_tokens - 1, 0)
+            )
+        super()._update_request_as_session(session, update)
 
     def _free_request_blocks(self, request: Request) -> None:
         if self.radix_manager is not None:

@@ -134,6 +134,10 @@ class RadixTree:
                 return None
             node = child
 
+    def is_void(self, match: Match) -> bool:
+        """Whether the tree has changed since, so that the match may not be acquired."""
+        return match.epoch != self._epoch
+
     def match_of_block(self, block: int) -> Match:
         """The match that ends with ``block``. O(blocks of its owner).
 
@@ -179,7 +183,7 @@ class RadixTree:
                 :meth:`enter`).
         """
         num_tokens = num_blocks * self.block_size
-        if match.epoch != self._epoch:
+        if self.is_void(match):
             raise ValueError("the match is void, the tree has changed since: look up again")
         if not 0 < num_tokens <= match.num_tokens:
             raise ValueError(f"a match of {match.num_tokens} tokens has no {num_blocks} blocks")
