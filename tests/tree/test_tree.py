@@ -265,6 +265,13 @@ class TestTail:
         assert (extension.num_duplicates, extension.freed) == (0, [1])
         assert pool.edges() == [(0, LONG[:8], [0, 9])]
 
+    def test_only_the_partly_filled_block_gives_way(self, pool: Pool) -> None:
+        """Someone who started before it was cached computes the whole prompt, and more."""
+        pool.serve(LONG[:6])
+        extension = pool.tree.extend(pool.tree.enter(Namespace()), pack_tokens(LONG[:8]), [8, 9])
+        assert (extension.num_duplicates, extension.freed) == (1, [1])
+        assert pool.edges() == [(0, LONG[:8], [0, 9])]
+
     def test_a_shorter_one_is_not_kept(self, pool: Pool) -> None:
         pool.serve(LONG[:7])
         handle = pool.admit(LONG)
