@@ -2,7 +2,7 @@
 """The keys of vLLM's requests: what of a request decides whose KV it may share."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -72,7 +72,9 @@ class RequestKeys:
         self._keys.clear()
 
     def _pack(self, request: Request, start: int, stop: int) -> bytes:
-        tokens = request.all_token_ids[start:stop]
+        tokens: Sequence[int] = request.all_token_ids
+        if start > 0 or stop < len(tokens):
+            tokens = tokens[start:stop]
         if not request.mm_features and request.prompt_embeds is None:
             return pack_tokens(tokens)
         packed = np.fromiter(tokens, np.int32, len(tokens))
