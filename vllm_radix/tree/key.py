@@ -97,7 +97,7 @@ class LabelTable:
                 self._sweep()
             label = self._next
             if label < -(2**31):
-                raise OverflowError("the label table is exhausted: reset the prefix cache")
+                raise OverflowError("the label table is exhausted: restart the server")
             # Labels are never given out twice: a stale one can only miss.
             self._next -= 1
             self._label_of[identifier] = label

@@ -18,7 +18,7 @@ from vllm_radix.tree.node import Node, Root
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix of a key. Holds nothing: it is void once the tree evicts."""
+    """The longest cached prefix of a key. Holds nothing: see :meth:`RadixTree.is_void`."""
 
     node: Node
     """The node in whose span the match ends; a root if nothing matched."""
@@ -175,7 +175,7 @@ class RadixTree:
         :meth:`extend` and at last to :meth:`release`. If the blocks end inside an edge, the edge
         is split: the matched part becomes recent and the rest keeps its age.
 
-        O(path).
+        O(path), and for a split the shorter side of the edge.
 
         Raises:
             ValueError: if the tree has changed since ``match`` was made, so that it is void, or
@@ -467,10 +467,6 @@ class RadixTree:
                 self._detach(superseded, freed)
                 break
         return position
-
-    def _ends_in_own_block(self, node: Node) -> bool:
-        """Whether the node is a leaf with a partly filled block."""
-        return node.end % self.block_size > 0 and not node.children
 
     def _give(self, node: Node, data: bytes, blocks: list[int], priority: int) -> Node:
         """Append tokens and blocks below a handle; return the node that ends with them."""
