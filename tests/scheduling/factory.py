@@ -26,6 +26,7 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -44,6 +45,7 @@ from vllm_radix.cache.manager import RadixKVCacheManager
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 512
+NUM_ENCODER_TOKENS = 100_000
 
 # A process has one seed for the hashes of blocks.
 init_none_hash(sha256)
@@ -158,7 +160,7 @@ def make_scheduler(
 ) -> VllmScheduler:
     """A scheduler as the engine core builds it; the options are those of `make_configs`."""
     vllm_config, kv_cache_config = make_configs(block_size=block_size, **options)
-    return scheduler_cls(
+    scheduler: VllmScheduler = scheduler_cls(
         vllm_config=vllm_config,
         kv_cache_config=kv_cache_config,
         structured_output_manager=StructuredOutputManager(vllm_config),
@@ -167,6 +169,10 @@ def make_scheduler(
         include_finished_set=False,
         log_stats=True,
     )
+    # The model takes text alone; with room for encoder outputs, the scheduler takes images too.
+    scheduler.max_num_encoder_input_tokens = NUM_ENCODER_TOKENS
+    scheduler.encoder_cache_manager = EncoderCacheManager(NUM_ENCODER_TOKENS)
+    return scheduler
 
 
 def make_manager(

@@ -21,13 +21,16 @@ from hypothesis.stateful import (
 from vllm.v1.request import Request, RequestStatus
 
 from .engine import Engine
-from .factory import lora, make_request, make_scheduler
+from .factory import image, lora, make_request, make_scheduler
 
 MAX_MODEL_LEN = 32
 
 pick = st.integers(0, 99)
 # Few tokens, in runs: prompts share beginnings, and part inside blocks.
 prompts = st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.integers(1, 7)), min_size=1, max_size=4)
+images = st.none() | st.tuples(
+    st.sampled_from(["cat", "dog"]), st.integers(0, 3), st.integers(3, 6)
+)
 owners = st.sampled_from(
     [{}, {}, {}, {"cache_salt": "a"}, {"lora_request": lora("a", 1)}]
 )  # fmt: skip
@@ -65,14 +68,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         seed=st.sampled_from([1, 1, 2]),
         priority=st.integers(0, 2),
         owner=owners,
+        item=images,
     )
-    def add(self, runs: Any, again: int | None, cut: int, max_tokens: int, **options: Any) -> None:
+    def add(
+        self,
+        runs: Any,
+        again: int | None,
+        cut: int,
+        max_tokens: int,
+        item: tuple[str, int, int] | None = None,
+        **options: Any,
+    ) -> None:
         """A new request; its prompt often begins as another did, with what that generated."""
         prompt = [token for token, length in runs for _ in range(length)]
         if again is not None:
             before = self.seen[again % len(self.seen)]
             prompt = before[: 1 + cut % len(before)] + prompt[: cut % 5]
         prompt = prompt[: MAX_MODEL_LEN - 2]
+        if item is not None and item[1] + item[2] <= len(prompt):
+            # An identifier stands for one content, and so for one length.
+            options["mm_features"] = [image(f"{item[0]} of {item[2]}", *item[1:])]
         request = make_request(prompt, max_tokens=max_tokens, **options.pop("owner"), **options)
         self.engine.add(request)
 
@@ -89,10 +104,36 @@ class SchedulerMachine(RuleBasedStateMachine):
                     max_tokens=12,
                     seed=model.sampling_params.seed,
                     priority=priority,
+                    mm_features=list(model.mm_features),
                     cache_salt=model.cache_salt,
                     lora_request=model.lora_request,
                 )
             )
+
+    # With steps in flight, vLLM loses a session whose piece ends after it was preempted.
+    @precondition(lambda self: self.engine.depth == 1)
+    @rule(runs=prompts, again=st.none() | pick, ends=st.booleans(), max_tokens=st.integers(1, 5))
+    def talk(self, runs: Any, again: int | None, ends: bool, max_tokens: int) -> None:
+        """A session, whose input comes in pieces: its first one, another, or its end."""
+        sessions = [request for request in self.live if request.resumable]
+        if again is None or not sessions:
+            self.add(runs, None, 0, max_tokens, seed=1, priority=0, owner={}, resumable=True)
+            return
+        session = sessions[again % len(sessions)]
+        piece = [token for token, length in runs for _ in range(length)][:5]
+        queued = session.streaming_queue or ()
+        if ends or None in queued or len(queued) > 1 or session.num_tokens > 12:
+            self.hang_up(session)
+        else:
+            self.engine.scheduler.add_request(
+                make_request(
+                    piece, session.request_id, seed=1, max_tokens=max_tokens, resumable=True
+                )
+            )
+
+    def hang_up(self, session: Request) -> None:
+        if None not in (session.streaming_queue or ()):
+            self.engine.scheduler.add_request(make_request([0], session.request_id))
 
     @precondition(lambda self: self.options.get("policy") == "priority")
     @rule(runs=prompts, others=st.lists(prompts, max_size=2), twin=st.booleans())
@@ -127,8 +168,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(running=st.booleans())
     def reset(self, running: bool) -> None:
         idle = self.engine.num_used_blocks == 0
-        if running and self.engine.held:
-            return  # vLLM gives up on that
+        if running and (self.engine.held or any(request.resumable for request in self.live)):
+            return  # vLLM gives up where somebody holds blocks without running
         done = self.engine.scheduler.reset_prefix_cache(reset_running_requests=running)
         assert done == (idle or running)
         if done:
@@ -164,11 +205,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         while self.engine.held:
             self.let_go(0)
+        for request in self.live:
+            if request.resumable:
+                self.hang_up(request)
         self.engine.run()
         self.engine.check_idle()
         for request in self.engine.requests.values():
             assert request.is_finished()
-            if request.status != RequestStatus.FINISHED_ABORTED:
+            if request.status != RequestStatus.FINISHED_ABORTED and not request.resumable:
                 self.check_tokens(request)
 
     def check_tokens(self, request: Request) -> None:
