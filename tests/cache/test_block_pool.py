@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from vllm.distributed.kv_events import AllBlocksCleared
+from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 
 from vllm_radix.cache.block_pool import BlockList, PoppedTable, RadixBlockPool
 from vllm_radix.tree import Key, Namespace, Node, RadixTree, pack_tokens
@@ -247,3 +248,21 @@ def test_a_popped_table_is_freed_as_a_whole_in_either_order(pool: RadixBlockPool
     pool.free_blocks(table)
     assert freed == ["all", "all"]
     pool.free_blocks([pool.blocks[block] for block in ids])
+
+
+def test_a_residency_ends_with_the_eviction_or_when_the_block_is_handed_out_again(
+    pool: RadixBlockPool,
+) -> None:
+    """What vLLM's metrics of KV residency count, whether the block was cached or not."""
+    metrics = pool.metrics_collector = KVCacheMetricsCollector(sample_rate=1.0)
+    handle, _ = cache(pool, TWELVE)
+    private = pool.get_new_blocks(NUM_BLOCKS - 3)
+    assert metrics.drain_events() == []
+    pool.free_blocks(private)
+    again = pool.get_new_blocks(2)
+    assert len(metrics.drain_events()) == 2
+    pool.free_blocks(again)
+    release(pool, handle)
+    pool.get_new_blocks(NUM_BLOCKS)
+    assert len(metrics.drain_events()) == NUM_BLOCKS
+    assert len(metrics.block_metrics) == NUM_BLOCKS
