@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV cache manager as vLLM's scheduler calls it, without the scheduler."""
 
+import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +133,36 @@ def test_a_request_that_must_not_read_the_cache_fills_it(sampling: dict[str, int
     other = [30 + token for token in TWELVE]
     assert run(manager, make_request(other, sampling=sampling)) == 0
     assert run(manager, make_request(other)) == 11
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"use_eagle": True}, {"num_prefill_lookahead": 3}], ids=str
+)
+def test_hits_are_as_long_as_on_stock(options: dict[str, Any]) -> None:
+    """A drafter with KV of its own has the last block of a hit computed again."""
+    ours = make_manager(num_blocks=1000, radix_config=WHOLE_BLOCKS, **options)
+    stock = KVCacheManager(
+        config_of(full_attention(), num_blocks=1000),
+        max_model_len=512,
+        scheduler_block_size=BLOCK_SIZE,
+        hash_block_size=BLOCK_SIZE,
+        **options,
+    )
+    rng = random.Random(0)
+    stems = [[rng.randrange(9) for _ in range(40)] for _ in range(3)]
+    hits = []
+    for _ in range(60):
+        prompt = rng.choice(stems)[: rng.randint(1, 40)] + [7] * rng.randint(0, 2)
+        for manager in (ours, stock):
+            request = make_request(prompt, hashed=True)
+            blocks, num_tokens, _ = manager.get_computed_blocks(request)
+            num_new = request.num_tokens - num_tokens
+            assert manager.allocate_slots(request, num_new, num_tokens, blocks) is not None
+            request.num_computed_tokens = request.num_tokens
+            hits.append(num_tokens)
+            manager.free(request)
+    assert hits[::2] == hits[1::2]
+    assert len(set(hits)) > 5
 
 
 def test_only_what_differs_is_computed() -> None:
@@ -389,9 +421,9 @@ def test_few_tokens_are_not_worth_a_copy() -> None:
 # ---------------------------------------------------------------------- vLLM's own manager
 
 
-def config_of(*specs: object) -> KVCacheConfig:
+def config_of(*specs: Any, num_blocks: int = 16) -> KVCacheConfig:
     return KVCacheConfig(
-        num_blocks=16,
+        num_blocks=num_blocks,
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(specs)],
     )
