@@ -210,6 +210,8 @@ class RadixBlockPool(BlockPool):
         self._private.update(dict.fromkeys(blocks, 1))
         if self.metrics_collector:
             for block in blocks:
+                # A block's residency ends when it is handed out again, cached or not.
+                self.metrics_collector.on_block_evicted(self.view(block))
                 self.metrics_collector.on_block_allocated(self.view(block))
         return blocks
 
