@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MLAAtten
 from vllm.v1.request import Request
 
 from vllm_radix.cache.manager import (
+    MatchedBlocks,
     RadixKVCacheManager,
     why_unsupported,
 )
@@ -101,6 +102,26 @@ def test_with_token_granularity_a_resent_prompt_computes_one_token(num_tokens: i
     for _ in range(2):
         assert run(manager, make_request(prompt)) == num_tokens - 1
     assert num_hit(manager, make_request([*prompt, 99])) == num_tokens
+
+
+def test_with_a_drafter_that_has_kv_of_its_own_a_match_is_whole_blocks() -> None:
+    """Whatever the options say; and the last of them is computed again."""
+    manager = make_manager(use_eagle=True)
+    run(manager, make_request(TWELVE))
+    assert num_hit(manager, make_request([*TWELVE[:11], 99])) == 4
+
+
+def test_of_several_blocks_the_one_that_shares_most_is_copied() -> None:
+    manager = make_manager()
+    admitted = [make_request([*TWELVE[:8], *end]) for end in ([8, 0], [8, 9, 0], [8, 9, 10], [7])]
+    for request in admitted:
+        run(manager, request)
+    again = make_request([*TWELVE[:8], 8, 9, 10, 99])
+    blocks, num_tokens, _ = manager.get_computed_blocks(again)
+    assert num_tokens == 11
+    (matched,) = blocks.blocks
+    assert isinstance(matched, MatchedBlocks)
+    assert manager._tree.match_of_block(matched.source).num_tokens == 11
 
 
 def test_a_probe_changes_nothing() -> None:
@@ -325,6 +346,42 @@ def test_what_was_cached_but_never_computed_is_not_found(
     manager.block_pool.check()
     assert num_used(manager) == 0
     assert num_hit(manager, make_request(TWELVE)) <= 5
+
+
+@pytest.mark.parametrize("num_in_flight", [0, 1, 3])
+@pytest.mark.parametrize("num_computed", range(1, 13))
+def test_whatever_was_computed_of_the_last_block_stays(
+    num_computed: int, num_in_flight: int
+) -> None:
+    """However the request ended: but for what steps in flight have still to compute."""
+    manager = make_manager()
+    request = make_request(TWELVE)
+    admit(manager, request, num_computed)
+    request.num_in_flight_tokens = num_in_flight
+    finish(manager, request)
+    assert num_used(manager) == 0
+    # A full block counts as soon as it is scheduled: the worker runs the steps in their order.
+    num_full = num_computed // BLOCK_SIZE * BLOCK_SIZE
+    expected = max(num_computed - num_in_flight, num_full)
+    assert num_hit(manager, make_request([*TWELVE, 12])) == expected
+
+
+def test_a_sampled_token_is_not_cached_before_it_is_computed() -> None:
+    manager = make_manager()
+    request = make_request(TWELVE[:6])
+    admit(manager, request)
+    request.append_output_token_ids([6])
+    finish(manager, request)
+    assert num_hit(manager, make_request(TWELVE)) == 6
+
+
+def test_a_full_block_takes_the_place_of_a_partial_one() -> None:
+    manager = make_manager(num_blocks=1 + 8)
+    run(manager, make_request(TWELVE[:6]))
+    run(manager, make_request(TWELVE[:9]))
+    # Two full blocks and the ninth token's are cached; that of the sixth alone is free.
+    assert len(manager.block_pool._free) == 5
+    assert num_hit(manager, make_request(TWELVE)) == 9
 
 
 def test_a_request_that_was_never_admitted_can_be_freed() -> None:
