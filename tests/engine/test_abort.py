@@ -8,7 +8,7 @@ import pytest
 
 from .conftest import EngineFactory
 from .engines import Ask, Engine, Kind, assert_same
-from .prompts import tokens
+from .prompts import reusable, tokens
 
 pytestmark = pytest.mark.engine
 
@@ -45,21 +45,24 @@ def test_abort_before_any_step(engine: EngineFactory, ours: Kind, victim: int) -
         radix.reset()
 
 
-def test_chunks_of_an_aborted_prefill_are_reused(engine: EngineFactory, ours: Kind) -> None:
+@pytest.mark.parametrize("num_chunks", [1, 2, 3])
+def test_chunks_of_an_aborted_prefill_are_reused(
+    engine: EngineFactory, ours: Kind, num_chunks: int
+) -> None:
     """What an aborted request had computed may be read by the next; not what it had only planned.
 
-    Aborted after two chunks of 24 tokens: three blocks of 16 hold final KV.
+    Chunks of 24 tokens end inside a block of 16 every other time.
     """
     prompt = tokens("chunks", 100)
     expected = engine("off", block_size=16).run([Ask(prompt)])
     radix = engine(ours, **CHUNKED)
     aborted = radix.add(Ask(prompt))
-    radix.step()
-    radix.step()
+    for _ in range(num_chunks):
+        radix.step()
     radix.abort(aborted)
     got = radix.run([Ask(prompt)])
     assert_same(expected, got)
-    assert got[0].cached == 48
+    assert got[0].cached == reusable(ours, num_chunks * CHUNK, 16)
 
 
 def test_abort_the_one_that_others_read(engine: EngineFactory, ours: Kind) -> None:

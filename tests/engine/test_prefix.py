@@ -15,6 +15,10 @@ def block_size(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
+# In the fixture's place, where what counts is how much of a block is shared.
+every_block_size = pytest.mark.parametrize("block_size", [16, 32, 128])
+
+
 @pytest.mark.parametrize("pace", ["one step", "staggered", "one by one"])
 def test_shared_prefix(compare: Comparison, block_size: int, pace: str) -> None:
     """Two system prompts, several questions each: every question but the first reads its own."""
@@ -34,7 +38,7 @@ def test_shared_prefix(compare: Comparison, block_size: int, pace: str) -> None:
 
 
 # With 128, each of the requests that part inside the block holds a block of its own.
-@pytest.mark.parametrize("block_size", [16, 32, 128])
+@every_block_size
 def test_divergence_at_every_offset_of_a_block(compare: Comparison, block_size: int) -> None:
     """Each request leaves the first prompt at another token of its second block."""
     base = tokens("base", 3 * block_size)
@@ -49,6 +53,7 @@ def test_divergence_at_every_offset_of_a_block(compare: Comparison, block_size: 
     compare(asks, block_size=block_size)
 
 
+@every_block_size
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_resend(compare: Comparison, block_size: int, beyond: int) -> None:
     """A prompt of whole blocks, give or take one token, sent three times.
@@ -77,6 +82,7 @@ def test_resend_in_the_same_step(compare: Comparison, block_size: int) -> None:
     assert cached(answers["blocks"]) == [0] + [3 * block_size] * 3
 
 
+@every_block_size
 def test_conversation(compare: Comparison, block_size: int) -> None:
     """Six turns: each prompt is all that was said before and a new message."""
     said = 0
@@ -99,6 +105,7 @@ def test_short_prompts(compare: Comparison, block_size: int) -> None:
     assert cached(answers["radix"]) == ideal_reuse(asks, answers["off"])
 
 
+@every_block_size
 def test_parallel_sampling_shares_its_prompt(
     engine: EngineFactory, compare: Comparison, block_size: int
 ) -> None:
@@ -124,6 +131,7 @@ def test_parallel_sampling_shares_its_prompt(
     assert cached(answers["blocks"]) == [whole_blocks(computed, block_size)] * 5
 
 
+@every_block_size
 def test_parallel_sampling_of_a_cached_prompt(compare: Comparison, block_size: int) -> None:
     """Five continuations that all start inside the same cached block."""
     prompt = tokens("cached parallel", 3 * block_size + 4)
