@@ -250,9 +250,7 @@ def test_a_popped_table_is_freed_as_a_whole_in_either_order(pool: RadixBlockPool
     pool.free_blocks([pool.blocks[block] for block in ids])
 
 
-def test_a_residency_ends_with_the_eviction_or_when_the_block_is_handed_out_again(
-    pool: RadixBlockPool,
-) -> None:
+def test_a_residency_ends_when_the_block_is_handed_out_again(pool: RadixBlockPool) -> None:
     """What vLLM's metrics of KV residency count, whether the block was cached or not."""
     metrics = pool.metrics_collector = KVCacheMetricsCollector(sample_rate=1.0)
     handle, _ = cache(pool, TWELVE)

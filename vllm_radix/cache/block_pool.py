@@ -263,11 +263,7 @@ class RadixBlockPool(BlockPool):
         assert self._holds.keys() <= cached
 
     def _evict(self, num_blocks: int) -> None:
-        blocks = self.tree.evict(num_blocks)
-        if self.metrics_collector:
-            for block in blocks:
-                self.metrics_collector.on_block_evicted(self.view(block))
-        self.reclaim(blocks)
+        self.reclaim(self.tree.evict(num_blocks))
 
     def _forget(self, blocks: Iterable[int]) -> None:
         """Drop the hashes of blocks that no match finds any more; publish the removals."""
