@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``vllm-radix``."""
 
+from typing import Annotated, Literal, get_args, get_origin
+
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -12,8 +14,21 @@ from vllm_radix.config import SECTION, RadixConfig
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vllm-radix {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """A radix-tree prefix cache for vLLM: vllm serve MODEL --scheduler-cls vllm_radix.Scheduler."""
 
 
@@ -33,7 +48,10 @@ def info() -> None:
     table.add_column("default", no_wrap=True)
     table.add_column("meaning")
     for name, field in RadixConfig.model_fields.items():
-        table.add_row(name, str(field.default), field.description)
+        meaning = str(field.description)
+        if get_origin(field.annotation) is Literal:
+            meaning += f" One of {', '.join(get_args(field.annotation))}."
+        table.add_row(name, str(field.default), meaning)
     console.print(table)
 
 
