@@ -33,11 +33,22 @@ class Answer:
 
 @dataclass(frozen=True)
 class Result:
-    """What one arm did: its answers turn by turn, and what its prefix cache was asked."""
+    """What one arm did.
+
+    Attributes:
+        arm: which one.
+        turns: its answers, a list for each turn.
+        counts: what its prefix cache had been asked before the first turn and after each.
+    """
 
     arm: Arm
     turns: list[list[Answer]]
-    cache: PrefixCacheCounts
+    counts: list[PrefixCacheCounts]
+
+    @property
+    def cache(self) -> PrefixCacheCounts:
+        """What the prefix cache was asked in all turns together."""
+        return self.counts[-1] - self.counts[0]
 
 
 def main() -> int:
@@ -101,7 +112,7 @@ def converse(arm: Arm, running: Server) -> Result:
     )
     # The first request of all pays for the server's lazy start.
     ask(client, "warm-up", [{"role": "user", "content": "Hello"}], ())
-    before = running.prefix_cache_counts()
+    counts = [running.prefix_cache_counts()]
     histories = {agent.name: [_system(agent)] for agent in AGENTS}
     turns = []
     for turn in range(TURNS):
@@ -115,9 +126,10 @@ def converse(arm: Arm, running: Server) -> Result:
             history.append({"role": "assistant", "content": answer.text})
             answers.append(answer)
         turns.append(answers)
+        counts.append(running.prefix_cache_counts())
         ttft = 1000 * median(answer.ttft for answer in answers)
         console.print(f"{arm.name}: turn {turn + 1} of {TURNS}, first token after {ttft:.0f} ms")
-    return Result(arm, turns, running.prefix_cache_counts() - before)
+    return Result(arm, turns, counts)
 
 
 def ask(
