@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_radix import __version__, compat
+from vllm_radix.bench.ab.command import ab
 from vllm_radix.bench.replay.command import replay
 from vllm_radix.config import SECTION, RadixConfig
 
@@ -56,3 +57,4 @@ def info() -> None:
 
 
 app.command()(replay)
+app.command()(ab)

@@ -3,15 +3,24 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from vllm_radix.bench import server as server_module
-from vllm_radix.bench.server import PrefixCacheCounts, Server, ServerError, parse_metrics
+from vllm_radix.bench.server import (
+    PrefixCacheCounts,
+    Program,
+    Server,
+    ServerError,
+    parse_metrics,
+    parse_samples,
+)
 
 # Stands for `vllm serve`: answers /health and /metrics, with a child that ignores all
 # signals but one, as a stuck engine process would. Prints both process ids.
@@ -49,11 +58,15 @@ def is_running(pid: int) -> bool:
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_until_gone(pids: list[int]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while any(map(is_running, pids)):
-        assert time.monotonic() < deadline, f"still running: {pids}"
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def test_server_runs_while_the_block_lasts(tmp_path: Path) -> None:
@@ -143,6 +156,36 @@ def test_a_server_that_dies_is_noticed(tmp_path: Path) -> None:
     wait_until_gone(processes(log))
 
 
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ServerError, match=f"^Port {port} cannot be used"),
+            Server(python(FAKE), tmp_path / "log", port=port),
+        ):
+            pytest.fail("it started")
+    with Server(python(FAKE), tmp_path / "log", port=port) as server:
+        server.wait_until_ready()
+        assert server.url == f"http://127.0.0.1:{port}"
+    # Its closed connections linger; the next server may listen there all the same.
+    with Server(python(FAKE), tmp_path / "log", port=port) as server:
+        server.wait_until_ready()
+
+
+def test_a_program_ends(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Program(python("print('done')"), log) as program:
+        wait_until(program.has_ended)
+    assert log.read_text() == "done\n"
+    with (
+        pytest.raises(ServerError, match="The program ended with exit code 3, see"),
+        Program(python("raise SystemExit(3)"), log) as program,
+    ):
+        wait_until(program.has_ended)
+
+
 def test_a_server_that_is_dying_is_waited_for(tmp_path: Path) -> None:
     code = "import time; time.sleep(1)"
     with Server(python(code), tmp_path / "log") as server:
@@ -177,8 +220,9 @@ with server.Server([sys.executable, "-c", {FAKE!r}], Path({str(log)!r})) as runn
 
 
 def test_metrics_are_summed_over_their_labels() -> None:
-    text = '# TYPE a counter\na{x="}, {"} 1.5\na{x="2"} 2\nb:c_total 3e2 1700000000\n'
+    text = '# TYPE a gauge\na{x="}, {"} 1.5\na{x="2"} 2\nb:c_total 3e2 1700000000\n'
     assert parse_metrics(text) == {"a": 3.5, "b:c_total": 300.0}
+    assert parse_samples(text) == {"a": [1.5, 2.0], "b:c_total": [300.0]}
 
 
 def test_counts_of_an_interval() -> None:

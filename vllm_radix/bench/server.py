@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ``vllm serve`` process that never outlives the program that started it."""
+"""A ``vllm serve`` process, or another one, that never outlives the program that started it."""
 
 import contextlib
 import os
@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 # Seconds from asking a server to end to killing it. vLLM, even while it loads a model, ends within
 # a third of that, and a server that is killed leaves its shared memory behind.
@@ -26,11 +27,10 @@ _GUARD = "trap '' INT TERM; cat > /dev/null; kill -INT 0; sleep {timeout}; kill 
 _TAIL_LINES = 25
 # The line of a log that names an error, except vLLM's last one, which only points further up.
 _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w+(?:Error|Exception): (?!.*See root cause above).*)")
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 
 class ServerError(RuntimeError):
-    """The server did not start, or died; the message holds the end of its log."""
+    """The process did not start, or died; the message holds the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,27 @@ class PrefixCacheCounts:
         return self.hits / self.queries if self.queries else 0.0
 
 
+def vllm(*arguments: str) -> list[str]:
+    """The command ``vllm`` of the running Python environment, with its arguments."""
+    return [str(Path(sysconfig.get_path("scripts")) / "vllm"), *arguments]
+
+
 def vllm_serve(model: str | Path, *options: str) -> list[str]:
     """The command that serves ``model`` with the vLLM of the running Python environment."""
-    vllm = Path(sysconfig.get_path("scripts")) / "vllm"
-    return [str(vllm), "serve", str(model), *options]
+    return vllm("serve", str(model), *options)
 
 
-class Server:
-    """One server, running for as long as the ``with`` block lasts.
-
-        with Server(vllm_serve(model), Path("server.log")) as server:
-            server.wait_until_ready()
-            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+class Program:
+    """A process and all its children, running for as long as the ``with`` block lasts.
 
     Args:
-        command: what to run; ``--host`` and ``--port`` with a free port are appended.
-        log: receives the server's output; overwritten.
+        command: what to run.
+        log: receives the program's output; overwritten.
         env: environment variables to set on top of this program's.
     """
+
+    kind = "program"
+    """What messages call it."""
 
     def __init__(
         self,
@@ -77,15 +80,12 @@ class Server:
     ) -> None:
         self._command = list(command)
         self._env = {**os.environ, **(env or {})}
-        self._is_ready = False
         self._guard: subprocess.Popen[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.log = log
-        self.url = ""
-        """The server's address, without a path and without a slash at its end."""
 
     def __enter__(self) -> Self:
-        """Start the server, without waiting for it.
+        """Start the program, without waiting for it.
 
         Raises:
             OSError: there is no such command.
@@ -104,6 +104,109 @@ class Server:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def has_ended(self) -> bool:
+        """Whether the program has ended, and well.
+
+        Raises:
+            ServerError: it failed; the message holds the end of its log.
+        """
+        code = None if self._process is None else self._process.poll()
+        if code:
+            raise self._failure(f"ended with exit code {code}")
+        return code == 0
+
+    def stop(self) -> None:
+        """Ask the program to end, then kill what is left of its process group. May be repeated."""
+        try:
+            if self._process is not None:
+                self._ask_to_end(self._process)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_TIMEOUT)
+        finally:
+            # An impatient user's second Ctrl-C comes here too.
+            if self._guard is not None:
+                # The guard is not reaped yet, so its process id, the group's, is still its own.
+                os.killpg(self._guard.pid, signal.SIGKILL)
+                self._guard.communicate()
+            if self._process is not None:
+                self._process.wait()
+            self._guard = self._process = None
+
+    def check(self, grace: float = 0.0) -> None:
+        """Return if the program is running.
+
+        Args:
+            grace: how many seconds to wait whether it ends, for use after a failed request.
+
+        Raises:
+            ServerError: it is not running; the message holds the end of its log.
+        """
+        if self._process is None:
+            raise ServerError(f"The {self.kind} was not started: use it in a `with` block.")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(grace)
+            raise self._failure(f"ended by itself with exit code {code}")
+
+    def _start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._guard = subprocess.Popen(
+            ("sh", "-c", _GUARD.format(timeout=_STOP_TIMEOUT)),
+            stdin=subprocess.PIPE,
+            process_group=0,
+        )
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                process_group=self._guard.pid,
+            )
+
+    def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
+        if self._guard is not None:
+            os.killpg(self._guard.pid, signal.SIGINT)
+
+    def _failure(self, what: str) -> ServerError:
+        lines = self.log.read_text(errors="replace").splitlines()
+        errors = [found[1] for line in lines if (found := _ERROR.search(line))]
+        cause = f" Its log says: {errors[-1]}" if errors else ""
+        tail = "\n".join(lines[-_TAIL_LINES:])
+        return ServerError(f"{tail}\nThe {self.kind} {what}, see {self.log}.{cause}")
+
+
+class Server(Program):
+    """One server, running for as long as the ``with`` block lasts.
+
+        with Server(vllm_serve(model), Path("server.log")) as server:
+            server.wait_until_ready()
+            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+
+    Args:
+        command: what to run; ``--host`` and ``--port`` are appended.
+        log: receives the server's output; overwritten.
+        env: environment variables to set on top of this program's.
+        port: where it listens; None for a free one.
+    """
+
+    kind = "server"
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        port: int | None = None,
+    ) -> None:
+        super().__init__(command, log, env=env)
+        self._arguments = self._command
+        self._port = port
+        self._is_ready = False
+        self.url = ""
+        """The server's address, without a path and without a slash at its end."""
 
     def wait_until_ready(self, timeout: float = 600.0) -> None:
         """Return as soon as the server answers ``/health``.
@@ -126,36 +229,8 @@ class Server:
 
     def stop(self) -> None:
         """Ask the server to end, then kill what is left of its process group. May be repeated."""
-        try:
-            if self._process is not None:
-                self._ask_to_end(self._process)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_STOP_TIMEOUT)
-        finally:
-            # An impatient user's second Ctrl-C comes here too.
-            if self._guard is not None:
-                # The guard is not reaped yet, so its process id, the group's, is still its own.
-                os.killpg(self._guard.pid, signal.SIGKILL)
-                self._guard.communicate()
-            if self._process is not None:
-                self._process.wait()
-            self._guard = self._process = None
-            self._is_ready = False
-
-    def check(self, grace: float = 0.0) -> None:
-        """Return if the server is running.
-
-        Args:
-            grace: how many seconds to wait whether it ends, for use after a failed request.
-
-        Raises:
-            ServerError: it is not running; the message holds the end of its log.
-        """
-        if self._process is None:
-            raise ServerError("The server was not started: use it in a `with` block.")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(grace)
-            raise self._failure(f"ended by itself with exit code {code}")
+        super().stop()
+        self._is_ready = False
 
     def metrics(self) -> dict[str, float]:
         """The values at ``/metrics``, each summed over its labels.
@@ -178,50 +253,56 @@ class Server:
         )
 
     def _start(self) -> None:
-        port = free_port()
+        if self._port is not None:
+            require_free_port(self._port)
+        port = self._port or free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._guard = subprocess.Popen(
-            ("sh", "-c", _GUARD.format(timeout=_STOP_TIMEOUT)),
-            stdin=subprocess.PIPE,
-            process_group=0,
-        )
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*self._command, "--host", "127.0.0.1", "--port", str(port)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-                process_group=self._guard.pid,
-            )
+        self._command = [*self._arguments, "--host", "127.0.0.1", "--port", str(port)]
+        super()._start()
 
     def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
         if self._is_ready:
             # Its own processes are the server's to end, once it has dropped their requests.
             process.terminate()
-        elif self._guard is not None:
+        else:
             # A server that waits for its engine to start hears no signal; the engine does.
-            os.killpg(self._guard.pid, signal.SIGINT)
+            super()._ask_to_end(process)
 
     def _get(self, path: str) -> httpx.Response:
         # A proxy named in the environment is not meant for this machine's own address.
         return httpx.get(f"{self.url}{path}", trust_env=False)
 
-    def _failure(self, what: str) -> ServerError:
-        lines = self.log.read_text(errors="replace").splitlines()
-        errors = [found[1] for line in lines if (found := _ERROR.search(line))]
-        cause = f" Its log says: {errors[-1]}" if errors else ""
-        tail = "\n".join(lines[-_TAIL_LINES:])
-        return ServerError(f"{tail}\nThe server {what}, see {self.log}.{cause}")
+
+def parse_samples(text: str) -> dict[str, list[float]]:
+    """The values in Prometheus's text format by name, one for each set of labels."""
+    samples: dict[str, list[float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append(sample.value)
+    return samples
 
 
 def parse_metrics(text: str) -> dict[str, float]:
     """The values in Prometheus's text format by name, each summed over its labels."""
-    totals: dict[str, float] = {}
-    for name, value in _SAMPLE.findall(text):
-        totals[name] = totals.get(name, 0.0) + float(value)
-    return totals
+    return {name: sum(values) for name, values in parse_samples(text).items()}
+
+
+def require_free_port(port: int) -> None:
+    """Return if nobody listens on the port at 127.0.0.1.
+
+    Raises:
+        ServerError: somebody does.
+    """
+    with socket.socket() as probe:
+        # As servers do: the remains of closed connections are in nobody's way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ServerError(
+                f"Port {port} cannot be used ({error.strerror}): name another one, or none for "
+                "a free one."
+            ) from None
 
 
 def free_port() -> int:

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm-radix ab``. What takes long to import is imported when the command runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+_SERVERS = "Servers"
+_LOAD = "What they are asked"
+# Enough for the table where the output is no terminal.
+_WIDTH = 160
+
+
+def ab(
+    serve: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- MODEL FLAGS",
+            help="What vllm serve is given for every arm that is started.",
+        ),
+    ] = None,
+    arm: Annotated[
+        list[str],
+        typer.Option(
+            help="no-cache, stock or radix; NAME=URL for a running server; NAME='FLAGS' for one "
+            "with flags of its own beside the shared ones. Repeat it. Answers are compared with "
+            "the first arm's.",
+            rich_help_panel=_SERVERS,
+        ),
+    ] = ["no-cache", "stock", "radix"],  # noqa: B006 - typer copies it
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="The arm that figures are compared with; by default stock, or else the first.",
+            rich_help_panel=_SERVERS,
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Of started servers; a free one if left out.",
+            rich_help_panel=_SERVERS,
+        ),
+    ] = None,
+    start_timeout: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds until a server must be ready.", rich_help_panel=_SERVERS),
+    ] = 1200.0,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="agents (the default), extraction, tree-search, few-shot, swe, generative or "
+            "unique, with parameters as 'agents:{\"num_sessions\": 50}'; an unknown parameter "
+            "lists those that there are.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="For swe, a folder of recorded sessions: JSONL of timestamp, input, session_id. "
+            "For generative, a JSONL file of prompt.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=1000, help="Sessions held at once.", rich_help_panel=_LOAD)
+    ] = 100,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos",
+            help="Let all answers have their full length, so that all arms generate alike.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = False,
+    open_loop: Annotated[
+        str | None,
+        typer.Option(
+            help="Flags of vllm bench serve, in one string: it sends the requests, at a rate of "
+            "their own.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    request_timeout: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds without a sign of the server until a request fails.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = 600.0,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Runs of each arm; with fewer than 3, little can be told.")
+    ] = 3,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the first round; each next has the next.")
+    ] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for results.json, report.html and logs; ab-DATE-TIME if left out."
+        ),
+    ] = None,
+) -> None:
+    """Serve a model in several ways, ask all of them the same, and say what differs.
+
+    By default three ways: without a prefix cache, with vLLM's own, and with the radix tree. Each
+    is started anew for each run, one after the other, so that they have the machine to themselves;
+    a running server's cache is reset instead, if it was started with VLLM_SERVER_DEV_MODE=1.
+
+    vllm-radix ab --workload agents -- MODEL --max-model-len 16384
+    """
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    with console.status("Loading"):
+        from vllm_radix.bench.ab.main import Settings, run_and_report
+    settings = Settings(
+        workload=workload,
+        serve=serve or [],
+        arms=arm,
+        base=base,
+        rounds=rounds,
+        seed=seed,
+        data=data,
+        concurrency=concurrency,
+        ignore_eos=ignore_eos,
+        open_loop=open_loop,
+        out=out,
+        port=port,
+        start_timeout=start_timeout,
+        request_timeout=request_timeout,
+    )
+    raise typer.Exit(run_and_report(settings, console))
