@@ -40,6 +40,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v1/models":
             self.reply(200, {"data": [{"id": "fake"}]})
+        elif self.path == "/version":
+            self.reply(200, {"version": "1.2.3"})
         elif self.path == "/metrics":
             cached = options.enable_prefix_caching
             lines = (

@@ -54,6 +54,7 @@ def make_run(arm: str, number: int, seconds: float, hit_rate: float, turns: int 
         arm=arm,
         round=number,
         seed=number,
+        version="1.2.3",
         cache="fresh server",
         num_calls=len(requests),
         requests=requests,

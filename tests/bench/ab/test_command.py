@@ -76,7 +76,10 @@ def test_every_arm_runs_in_every_round(tmp_path: Path) -> None:
         (2, 8, "radix"),
         (2, 8, "no-cache"),
     ]
-    assert all(one.is_complete and one.cache == "fresh server" for one in results.runs)
+    assert all(
+        one.is_complete and one.cache == "fresh server" and one.version == "1.2.3"
+        for one in results.runs
+    )
     assert {len(one.requests) for one in results.runs} == {CALLS}
     for one in results.runs:
         assert one.figures is not None
@@ -236,6 +239,10 @@ def test_open_loops_are_handed_over(tmp_path: Path) -> None:
     status, output = run(tmp_path, "--arm", "a=--flag", *failing, "--", "fake")
     assert status == 1
     assert "5 of 5 requests failed: ValueError: no" in output
+    unknown = ("--open-loop", "--num-prompts many")
+    status, output = run(tmp_path, "--arm", "a=--flag", *unknown, "--", "fake")
+    assert status == 1
+    assert "invalid int value: 'many' The load generator ended with exit code 2" in output
 
 
 @pytest.mark.usefixtures("_no_servers")

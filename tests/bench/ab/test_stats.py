@@ -103,7 +103,7 @@ def test_the_figures_of_a_run() -> None:
     found = figures(run)
     assert found is not None
     assert (found.tpot_p50, found.hit_rate, found.preemptions) == (None, None, None)
-    empty = Run(arm="a", round=1, seed=0, cache="", num_calls=3)
+    empty = Run(arm="a", round=1, seed=0, version="", cache="", num_calls=3)
     assert figures(empty) is None
 
 

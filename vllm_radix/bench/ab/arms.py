@@ -55,6 +55,8 @@ class Endpoint:
     """Without a path and without a slash at its end."""
     model: str
     """The name that it serves the model by."""
+    version: str
+    """Of its vLLM; "unknown" if it doesn't tell."""
     cache: str
     """How its cache came to be empty, or that it was not, in words."""
     server: Server | None = None
@@ -160,12 +162,14 @@ class Stage:
             ArmError: it is of no use.
         """
         if arm.url is not None:
-            yield Endpoint(arm.url, _model_at(arm, arm.url), _reset_cache(arm.url))
+            model = _model_at(arm, arm.url)
+            yield Endpoint(arm.url, model, _version_at(arm.url), _reset_cache(arm.url))
             return
         log = self.logs / f"{_file_name(arm.name)}-{round_number}.log"
         with Server(self.command(arm), log, port=self.port) as server:
             server.wait_until_ready(self.start_timeout)
-            yield Endpoint(server.url, _model_at(arm, server.url), "fresh server", server)
+            model, version = _model_at(arm, server.url), _version_at(server.url)
+            yield Endpoint(server.url, model, version, "fresh server", server)
 
 
 def _model_at(arm: Arm, url: str) -> str:
@@ -177,6 +181,13 @@ def _model_at(arm: Arm, url: str) -> str:
             f"{arm.name}: no OpenAI-compatible server answers at {url} ({error})."
         ) from None
     return str(name)
+
+
+def _version_at(url: str) -> str:
+    try:
+        return str(_get(url, "/version").raise_for_status().json()["version"])
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return "unknown"
 
 
 def _reset_cache(url: str) -> str:

@@ -18,7 +18,7 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from vllm_radix import __version__, compat
+from vllm_radix import __version__
 from vllm_radix.bench.ab import open_loop
 from vllm_radix.bench.ab.arms import ArmError, Stage, check_serve_arguments, parse_arm
 from vllm_radix.bench.ab.drive import ClosedLoop, Driver
@@ -145,8 +145,7 @@ def _environment(settings: Settings, num_calls: int | None) -> dict[str, str]:
     found = {
         "rounds": f"{settings.rounds}, with seeds from {settings.seed}",
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {_gpus() or 'no NVIDIA GPU'}",
-        "versions": f"vllm-radix {__version__}, vLLM {compat.vllm_version()}, "
-        f"Python {platform.python_version()}",
+        "versions": f"vllm-radix {__version__}, Python {platform.python_version()}",
     }
     if num_calls is not None:
         answers = "full length" if settings.ignore_eos else "to the end that the model gives them"

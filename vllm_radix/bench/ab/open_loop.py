@@ -77,7 +77,7 @@ class OpenLoop:
         """
         name = f"bench-{len(list(self.folder.glob('bench-*.log'))) + 1}"
         file = self.folder / f"{name}.json"
-        program = Program(self._command(endpoint, seed, file), file.with_suffix(".log"))
+        program = _LoadGenerator(self._command(endpoint, seed, file), file.with_suffix(".log"))
         asyncio.run(_watch(program, endpoint, run, on_answer))
         result = _read(file)
         failed = [error for error in result.errors if error]
@@ -94,6 +94,10 @@ class OpenLoop:
             *("--base-url", endpoint.url, "--save-result", "--save-detailed"),
             *("--result-dir", str(file.parent), "--result-filename", file.name),
         )
+
+
+class _LoadGenerator(Program):
+    kind = "load generator"
 
 
 async def _watch(program: Program, endpoint: Endpoint, run: Run, on_answer: OnAnswer) -> None:

@@ -48,7 +48,7 @@ def render(results: Results) -> str:
         rows=[_row(results, metric) for metric in METRICS],
         answers=_answers(results),
         differences=_differences(results),
-        caches=_caches(results),
+        servers=_servers(results),
         rounds_done=max((len(results.complete(arm.name)) for arm in results.arms), default=0),
         rule=stats.RULE,
     )
@@ -142,11 +142,12 @@ def _differences(results: Results) -> dict[str, Any]:
     return {"shown": every[:_MAX_SHOWN], "num_all": num_all}
 
 
-def _caches(results: Results) -> dict[str, str]:
-    """How each arm's cache was at the start of its runs, in words."""
+def _servers(results: Results) -> dict[str, str]:
+    """What served each arm's runs, and how its cache was at their start, in words."""
     ways: dict[str, list[str]] = {}
     for run in results.runs:
         of_arm = ways.setdefault(run.arm, [])
-        if run.cache not in of_arm:
-            of_arm.append(run.cache)
+        way = f"vLLM {run.version}; cache at the start of a run: {run.cache}"
+        if way not in of_arm:
+            of_arm.append(way)
     return {arm: "; ".join(of_arm) for arm, of_arm in ways.items()}

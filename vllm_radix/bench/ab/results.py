@@ -72,6 +72,8 @@ class Run(BaseModel):
     round: int
     """From 1."""
     seed: int
+    version: str
+    """Of the server's vLLM."""
     cache: str
     """How the cache came to be empty at the start, or that it was not, in words."""
     num_calls: int

@@ -91,6 +91,7 @@ class Rounds:
                 arm=arm.name,
                 round=number,
                 seed=seed,
+                version=endpoint.version,
                 cache=endpoint.cache,
                 num_calls=num_calls or 0,
             )

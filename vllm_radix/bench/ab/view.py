@@ -60,10 +60,10 @@ class View:
     def starting(self, arm: str, round_number: int, num_calls: int | None) -> None:
         """A server of the arm is starting."""
         label = self._label(arm, round_number)
-        self._say(f"{label}: the server is starting")
+        self._say(f"{label}: waiting for the server")
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(label, total=num_calls, state="server is starting")
+        self._task = self._progress.add_task(label, total=num_calls, state="waiting for the server")
 
     def answered(self, run: Run) -> None:
         """There is another answer."""
