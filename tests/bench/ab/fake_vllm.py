@@ -64,6 +64,7 @@ class Handler(BaseHTTPRequestHandler):
         prompt = json.dumps(body["messages"]) if is_chat else body["prompt"]
         with lock:
             counts["requests"] += 1
+            print("session", body.get("session_id"), flush=True)
             counts["queries"] += len(prompt)
             counts["hits"] += len(prompt) // 2
             if counts["requests"] == options.die_after:

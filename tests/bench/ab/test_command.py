@@ -136,6 +136,20 @@ def test_tree_search_asks_for_several_answers(tmp_path: Path) -> None:
     assert results.comparisons[0].sampled
 
 
+def test_sessions_are_named_if_asked_for(tmp_path: Path) -> None:
+    for options, expected in (
+        ((), {"None"}),
+        (("--session-ids",), {f"agent-{n}" for n in range(4)}),
+    ):
+        status, output = run(
+            tmp_path, "--arm", "a=--flag", *options, *WORKLOAD, "--rounds", "1", "--", "fake"
+        )
+        assert status == 0, output
+        lines = (tmp_path / "logs" / "a-1.log").read_text().splitlines()
+        # The first three warm it up.
+        assert {line.removeprefix("session ") for line in lines[3:]} == expected
+
+
 def test_an_arm_that_dies_leaves_the_results_so_far(tmp_path: Path) -> None:
     arms = ("--arm", "a=--flag", "--arm", "b=--die-after 9", "--arm", "c=--flag")
     status, output = run(tmp_path, *arms, *WORKLOAD, "--rounds", "1", "--", "fake")

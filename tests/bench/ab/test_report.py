@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_radix.bench.ab import report
-from vllm_radix.bench.ab.plots import hit_rate_over_time, plots
+from vllm_radix.bench.ab.plots import hit_rate_over_time, plots, usage_over_time
 from vllm_radix.bench.ab.results import Results, Sample
 
 from .samples import make_results
@@ -88,6 +88,27 @@ def test_the_hit_rate_is_that_of_a_window() -> None:
     # Nothing was looked up in the second half.
     assert max(times) < 16
     assert hit_rate_over_time([]) == ([], [])
+
+
+def test_the_usage_is_a_mean_over_stretches() -> None:
+    samples = [
+        Sample(
+            time=time / 10,
+            queries=0,
+            hits=0,
+            preemptions=0,
+            kv_usage=float(time % 2),
+            running=0,
+            waiting=0,
+        )
+        for time in range(1201)
+    ]
+    times, usage = usage_over_time(samples)
+    assert len(times) == 60
+    assert times == sorted(times)
+    assert usage == pytest.approx([0.5] * 60, abs=0.05)
+    assert usage_over_time(samples[:1]) == ([0.0], [0.0])
+    assert usage_over_time([]) == ([], [])
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ class Client:
     def __init__(self, url: str, model: str, timeout: float, ignore_eos: bool = False) -> None:
         self._model = model
         # Token ids tell answers apart that look the same, and work for tokens without a text.
-        self._extra = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+        self._extra: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True}
         if ignore_eos:
             self._extra["ignore_eos"] = True
         self._openai = openai.AsyncOpenAI(
@@ -106,8 +106,11 @@ class Client:
         """Close all connections."""
         await self._openai.close()
 
-    async def ask(self, call: Call) -> Answer:
+    async def ask(self, call: Call, session_id: str | None = None) -> Answer:
         """Stream the answers to a call.
+
+        Args:
+            session_id: tells the server which calls belong together; None tells it nothing.
 
         Raises:
             ContextTooLongError: the server refuses it for its length.
@@ -115,7 +118,7 @@ class Client:
         """
         answer = Answer(call, time.monotonic(), [Choice() for _ in range(call.n)])
         try:
-            async for chunk in await self._stream(call):
+            async for chunk in await self._stream(call, session_id):
                 now = time.monotonic()
                 if chunk.usage is not None:
                     _read_usage(answer, chunk.usage)
@@ -128,7 +131,8 @@ class Client:
         answer.end = time.monotonic()
         return answer
 
-    async def _stream(self, call: Call) -> Any:
+    async def _stream(self, call: Call, session_id: str | None) -> Any:
+        extra = self._extra if session_id is None else {**self._extra, "session_id": session_id}
         shared: dict[str, Any] = {
             "model": self._model,
             "max_tokens": call.max_tokens,
@@ -137,7 +141,7 @@ class Client:
             "seed": openai.omit if call.seed is None else call.seed,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "extra_body": self._extra,
+            "extra_body": extra,
         }
         if isinstance(call.content, str):
             return await self._openai.completions.create(

@@ -78,6 +78,14 @@ def ab(
             rich_help_panel=_LOAD,
         ),
     ] = False,
+    session_ids: Annotated[
+        bool,
+        typer.Option(
+            "--session-ids",
+            help="Send each session's name with its requests, as vLLM's session_id.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = False,
     open_loop: Annotated[
         str | None,
         typer.Option(
@@ -130,6 +138,7 @@ def ab(
         data=data,
         concurrency=concurrency,
         ignore_eos=ignore_eos,
+        session_ids=session_ids,
         open_loop=open_loop,
         out=out,
         port=port,

@@ -36,11 +36,13 @@ class Driver:
         concurrency: sessions held at once.
         timeout: seconds without any sign of the server until a call fails.
         ignore_eos: let all answers have their full length.
+        session_ids: tell the server which session each call belongs to.
     """
 
     concurrency: int
     timeout: float
     ignore_eos: bool
+    session_ids: bool
 
     def hold(
         self, endpoint: Endpoint, sessions: Sequence[Session], run: Run, on_answer: OnAnswer
@@ -165,9 +167,9 @@ class _Hold:
         return answers
 
     async def _call(self, call_id: CallId, call: Call) -> Answer:
-        answer = await self.client.ask(call)
-        self.answers[call_id] = answer
         session, turn, _ = call_id
+        answer = await self.client.ask(call, session if self.driver.session_ids else None)
+        self.answers[call_id] = answer
         self.run.requests.append(
             Request(
                 session=session,

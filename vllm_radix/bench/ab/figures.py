@@ -30,7 +30,9 @@ class Metric:
         if value is None:
             return "-"
         if self.unit == "s":
-            return f"{value:.2f} s" if value >= 10 else f"{1000 * value:,.{_digits(value)}f} ms"
+            if value >= 1:
+                return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} s"
+            return f"{1000 * value:.{_digits(value)}f} ms"
         if self.unit == "share":
             return f"{value:.1%}"
         number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -47,7 +49,8 @@ class Metric:
     def show_change(self, value: float) -> str:
         """A ratio or a difference."""
         if self.kind == "ratio":
-            return f"{value:.2f}x"
+            # What one or two rounds may say.
+            return "<0.01x" if value < 0.005 else ">100x" if value > 100 else f"{value:.2f}x"
         return f"{100 * value:+.1f} points" if self.unit == "share" else f"{value:+,.0f}"
 
 

@@ -47,6 +47,7 @@ class Settings:
     data: Path | None
     concurrency: int
     ignore_eos: bool
+    session_ids: bool
     open_loop: str | None
     out: Path | None
     port: int | None
@@ -136,7 +137,9 @@ def _load(settings: Settings, logs: Path) -> tuple[Load, str, str, dict[str, obj
         about = "requests that arrive at a rate of their own, sent by vllm bench serve"
         return OpenLoop(flags, logs), "open loop", about, {"flags": settings.open_loop}
     workload = make_workload(settings.workload or "agents", settings.data)
-    driver = Driver(settings.concurrency, settings.request_timeout, settings.ignore_eos)
+    driver = Driver(
+        settings.concurrency, settings.request_timeout, settings.ignore_eos, settings.session_ids
+    )
     parameters = workload.model_dump(mode="json")
     return ClosedLoop(workload, driver), workload.name, workload.about, parameters
 
@@ -151,7 +154,7 @@ def _environment(settings: Settings, num_calls: int | None) -> dict[str, str]:
         answers = "full length" if settings.ignore_eos else "to the end that the model gives them"
         found["requests"] = (
             f"{num_calls} in each run, of at most {settings.concurrency} sessions at once; "
-            f"answers {answers}"
+            f"answers {answers}{'; sent with session ids' if settings.session_ids else ''}"
         )
     return found
 

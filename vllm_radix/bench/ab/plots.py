@@ -19,6 +19,8 @@ from vllm_radix.bench.ab.results import Request, Results, Run, Sample
 COLOURS = ("#8a8f98", "#d9822b", "#1764ab", "#2e8b57", "#9b4f96", "#5d4037")
 _WINDOWS = 12
 """A hit rate over time is that of a twelfth of the run, up to each point."""
+_STRETCHES = 60
+"""Of a run whose KV usage is drawn: it changes with every request, too fast to see."""
 _STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -98,7 +100,7 @@ def plots(results: Results) -> list[Plot]:
             _plot(
                 results,
                 "KV usage over time",
-                "Share of the KV blocks that running requests hold; a line a round.",
+                "Share of the KV blocks that running requests hold, smoothed; a line a round.",
                 _draw_usage,
             )
         )
@@ -176,8 +178,7 @@ def _draw_hit_rate(axes: Axes, arms: list[_Arm]) -> None:
 def _draw_usage(axes: Axes, arms: list[_Arm]) -> None:
     for arm in arms:
         for run in arm.runs:
-            times = [sample.time for sample in run.samples]
-            usage = [sample.kv_usage for sample in run.samples]
+            times, usage = usage_over_time(run.samples)
             axes.plot(times, usage, color=arm.colour, alpha=_alpha(arm), linewidth=1.2)
     _label_share(axes)
     axes.set_xlabel("seconds")
@@ -213,6 +214,20 @@ def hit_rate_over_time(samples: Sequence[Sample]) -> tuple[list[float], list[flo
             times.append(sample.time)
             shares.append((sample.hits - before.hits) / queries)
     return times, shares
+
+
+def usage_over_time(samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
+    """Times, and the mean KV usage of the stretch of the run around each."""
+    times = np.array([sample.time for sample in samples])
+    usage = np.array([sample.kv_usage for sample in samples])
+    if not len(samples) or not times[-1]:
+        return list(times), list(usage)
+    stretches = np.minimum((times / times[-1] * _STRETCHES).astype(int), _STRETCHES - 1)
+    numbers = np.unique(stretches)
+    return (
+        [float(times[stretches == number].mean()) for number in numbers],
+        [float(usage[stretches == number].mean()) for number in numbers],
+    )
 
 
 def _label_turns(axes: Axes) -> None:
