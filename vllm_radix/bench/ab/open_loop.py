@@ -2,10 +2,12 @@
 """Open loops, whose requests arrive at a rate of their own, are driven by ``vllm bench serve``."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 from pydantic import BaseModel, ValidationError
 
 from vllm_radix.bench import server
@@ -117,7 +119,9 @@ async def _watch(program: Program, endpoint: Endpoint, run: Run, on_answer: OnAn
             raise
         finally:
             poll.cancel()
-    await poller.take()
+    # What a server has to say that fails just now is in the result.
+    with contextlib.suppress(httpx.HTTPError):
+        await poller.take()
     await poller.close()
 
 

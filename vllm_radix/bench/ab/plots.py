@@ -19,7 +19,7 @@ from vllm_radix.bench.ab.results import Request, Results, Run, Sample
 COLOURS = ("#8a8f98", "#d9822b", "#1764ab", "#2e8b57", "#9b4f96", "#5d4037")
 _WINDOWS = 12
 """A hit rate over time is that of a twelfth of the run, up to each point."""
-_STRETCHES = 60
+_STRETCHES = 30
 """Of a run whose KV usage is drawn: it changes with every request, too fast to see."""
 _STYLE: Any = {
     "font.family": "sans-serif",

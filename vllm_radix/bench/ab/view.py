@@ -39,7 +39,10 @@ class View:
             console=console,
         )
         self._task: TaskID | None = None
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4)
+        # It gives way to the final table.
+        self._live = Live(
+            console=console, get_renderable=self._render, refresh_per_second=4, transient=True
+        )
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
