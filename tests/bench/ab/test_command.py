@@ -37,10 +37,14 @@ WORKLOAD = ("--workload", f"agents:{AGENTS}")
 CALLS = 4 * 3
 
 
+# As a shell starts what runs in a script's background.
+DEAF_TO_CTRL_C = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+
+
 @contextmanager
-def ab(out: Path, *arguments: str) -> Iterator[Command]:
+def ab(out: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> Iterator[Command]:
     cli = [sys.executable, fake_cli.__file__, "ab", "--out", str(out)]
-    with command([*cli, *arguments]) as running:
+    with command([*prefix, *cli, *arguments]) as running:
         yield running
 
 
@@ -165,10 +169,15 @@ def test_an_arm_that_dies_leaves_the_results_so_far(tmp_path: Path) -> None:
     assert "Ended early" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_lost_or_left_when_interrupted(tmp_path: Path, kind: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("kind", "prefix"), [(signal.SIGINT, ()), (signal.SIGTERM, DEAF_TO_CTRL_C)]
+)
+def test_nothing_is_lost_or_left_when_interrupted(
+    tmp_path: Path, kind: signal.Signals, prefix: tuple[str, ...]
+) -> None:
     arms = ("--arm", "a=--flag", "--arm", "b=--slow")
-    with ab(tmp_path, *arms, *WORKLOAD, "--rounds", "1", "--", "fake") as running:
+    run_it = (*arms, *WORKLOAD, "--rounds", "1", "--", "fake")
+    with ab(tmp_path, *run_it, prefix=prefix) as running:
         running.wait_for_line("b: answering")
         running.process.send_signal(kind)
         status, output = running.finish()

@@ -193,15 +193,22 @@ def _complain(console: Console, text: str) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a run as Ctrl-C does, results and all."""
+    """Let SIGTERM and SIGHUP end a run as Ctrl-C does, results and all.
+
+    Ctrl-C is heard again, too: a shell starts what runs in a script's background deaf to it.
+    """
 
     def interrupt(_: int, __: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    kinds = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(kind, interrupt) for kind in kinds]
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: interrupt,
+        signal.SIGHUP: interrupt,
+    }
+    before = {kind: signal.signal(kind, handler) for kind, handler in handlers.items()}
     try:
         yield
     finally:
-        for kind, handler in zip(kinds, before, strict=True):
+        for kind, handler in before.items():
             signal.signal(kind, handler)
