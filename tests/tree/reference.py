@@ -163,10 +163,14 @@ class Reference:
     def evict(self, num_blocks: int) -> list[int]:
         """Returns the blocks, in order."""
         freed = self.eviction_order()[:num_blocks]
-        for block in freed:
-            self._lose(self.cached[block])
-        self._collect()
+        self.lose(freed)
         return freed
+
+    def lose(self, blocks: list[int]) -> list[int]:
+        """Evict these blocks; returns those that are free now, in no order."""
+        for block in blocks:
+            self._lose(self.cached[block])
+        return self._collect()
 
     def detach(self, block: int) -> list[int]:
         """Returns the blocks that are free now, in no order."""

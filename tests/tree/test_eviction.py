@@ -172,10 +172,38 @@ class TestHeap:
         for node in nodes:
             heap.add(node)
         heap.discard(nodes[3])
-        copy = heap.copy()
+        copy = heap.unspared_copy()
         copy.push(leaf(2))
         assert [node.last_access for node in iter(copy.pop, None)] == [1, 2, 2, 3]
         assert (len(heap), heap.first()) == (3, nodes[1])
+
+    def test_the_spared_come_last_and_return_to_their_places(self) -> None:
+        heap = EvictionHeap(LRU())
+        nodes = [leaf(age) for age in range(4)]
+        for place, node in enumerate(nodes):
+            node.wanted_place = place
+            heap.add(node)
+        for node in nodes[:2]:
+            heap.spare(node)
+        assert [node.last_access for node in iter(heap.unspared_copy().pop, None)] == [2, 3]
+        assert [node.last_access for node in iter(heap.spared_copy().pop, None)] == [1, 0]
+        for node in nodes[2:]:
+            assert (heap.first(), heap.all_spared) == (node, False)
+            heap.discard(node)
+        # Of the spared, the one that is wanted last.
+        assert (heap.first(), heap.all_spared) == (nodes[1], True)
+        heap.end_sparing()
+        assert (heap.first(), heap.all_spared) == (nodes[0], False)
+        assert len(heap) == 2
+
+    def test_clearing_ends_the_sparing(self) -> None:
+        heap = EvictionHeap(LRU())
+        node = leaf(1)
+        heap.add(node)
+        heap.spare(node)
+        heap.clear()
+        heap.end_sparing()
+        assert (len(heap), heap.first(), node.ticket) == (0, None, 0)
 
     def test_entries_without_a_ticket_stay_few(self) -> None:
         """Through 5000 arrivals and departures, in phases that favour the one or the other."""

@@ -133,6 +133,56 @@ class TreeMachine(RuleBasedStateMachine):
         # Looking is not using: no age, no count, nothing at all has changed.
         assert pickle.dumps(self.tree) == before
 
+    @precondition(lambda self: self.remembered)
+    @rule(limit=st.none() | length)
+    def probe_again(self, limit: int | None) -> None:
+        """What is remembered of a match is enough to tell whether it still is the longest."""
+        assert self.remembered is not None
+        match, namespace, tokens, _ = self.remembered
+        key = Key.of(tokens, namespace)
+        before = pickle.dumps(self.tree)
+        now = self.tree.match(key, limit)
+        if limit is None or match.num_tokens <= limit:
+            again = self.tree.match_again(match, key, limit)
+            assert again == now
+            assert not self.tree.is_void(again)
+            if self.tree.is_longest(match, key, limit):
+                assert (match.node, match.num_tokens) == (now.node, now.num_tokens)
+        assert pickle.dumps(self.tree) == before
+
+    @rule(
+        namespace=namespace,
+        prompts=st.lists(st.tuples(pick, length, text), max_size=3),
+        num_blocks=st.integers(0, 6),
+    )
+    def want(
+        self, namespace: Namespace, prompts: list[tuple[int, int, Tokens]], num_blocks: int
+    ) -> None:
+        """What is wanted is counted, and goes last; of the rest the order does not change."""
+        matches, covered = [], []
+        wanted: set[int] = set()
+        evictable = {part.block for part in self.model.evictable()}
+        for near, keep, rest in prompts:
+            tokens = self.prompt(near, keep, rest)
+            match = self.tree.match(Key.of(tokens, namespace))
+            matches.append(match)
+            num_wanted = -(-match.num_tokens // self.block_size)
+            path = self.tree.path_blocks(match.node, num_wanted)
+            wanted |= evictable & set(path)
+            covered.append(len(wanted))
+        unwanted = [block for block in self.model.eviction_order() if block not in wanted]
+        assert self.tree.want(matches) == covered
+        order = list(self.tree.eviction_order())
+        assert order[: len(unwanted)] == unwanted
+        assert set(order[len(unwanted) :]) == wanted
+        self.tree.check()
+        freed = self.tree.evict(num_blocks)
+        assert freed == order[:num_blocks]
+        assert sorted(self.model.lose(freed)) == sorted(freed)
+        self.give_back(freed)
+        assert list(self.tree.eviction_order()) == order[num_blocks:]
+        self.tree.want(())
+
     # ------------------------------------------------------------------ using
 
     @rule(

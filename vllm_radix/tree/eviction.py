@@ -3,6 +3,7 @@
 
 import heapq
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from vllm_radix.tree.node import Node
@@ -91,6 +92,10 @@ def make_policy(name: str) -> EvictionPolicy:
         ) from None
 
 
+Entry = tuple[Any, int, Node]
+"""A rank, the ticket that its node had then, and the node."""
+
+
 class EvictionHeap:
     """The unlocked leaves of a tree in eviction order, for as long as the tree lives.
 
@@ -101,9 +106,12 @@ class EvictionHeap:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._entries: list[tuple[Any, int, Node]] = []
+        self._entries: list[Entry] = []
+        self._spared: list[Entry] = []
         self._next_ticket = 1
         self._num_candidates = 0
+        self.all_spared = False
+        """Whether nothing but spared candidates was left when :meth:`first` was asked last."""
 
     def __len__(self) -> int:
         return self._num_candidates
@@ -122,47 +130,73 @@ class EvictionHeap:
             node.ticket = 0
             self._num_candidates -= 1
             if len(self._entries) > 2 * self._num_candidates + 64:
-                self._entries = [entry for entry in self._entries if entry[2].ticket == entry[1]]
+                self._entries = _valid(self._entries)
                 heapq.heapify(self._entries)
 
     def first(self) -> Node | None:
         """The candidate to evict first, or None. It stays in the heap."""
-        entries = self._entries
-        while entries:
-            _, ticket, node = entries[0]
-            if node.ticket == ticket:
-                return node
-            heapq.heappop(entries)
+        self.all_spared = False
+        for entries in (self._entries, self._spared):
+            while entries:
+                _, ticket, node = entries[0]
+                if node.ticket == ticket:
+                    return node
+                heapq.heappop(entries)
+            self.all_spared = True
         return None
 
-    def copy(self) -> "RankedLeaves":
-        """The candidates, to be taken out in order without being changed. O(candidates)."""
-        entries = [entry for entry in self._entries if entry[2].ticket == entry[1]]
-        return RankedLeaves(self._policy, entries, self._next_ticket)
+    def spare(self, node: Node) -> None:
+        """Put the first candidate, which is ``node``, behind all that are not spared."""
+        _, ticket, first = heapq.heappop(self._entries)
+        assert first is node
+        heapq.heappush(self._spared, (self._spared_rank(node), ticket, node))
+
+    def end_sparing(self) -> None:
+        """Put the spared candidates back to where they were. O(spared * log(candidates))."""
+        for _, ticket, node in self._spared:
+            if node.ticket == ticket:
+                heapq.heappush(self._entries, (self._policy.rank(node), ticket, node))
+        self._spared.clear()
+
+    def _spared_rank(self, node: Node) -> Any:
+        # Of what is wanted, the last to be used is evicted first.
+        return -node.wanted_place, self._policy.rank(node)
+
+    def unspared_copy(self) -> "RankedLeaves":
+        """The candidates that are not spared, to be taken out in order. O(candidates)."""
+        return RankedLeaves(self._policy.rank, _valid(self._entries), self._next_ticket)
+
+    def spared_copy(self) -> "RankedLeaves":
+        """The spared candidates, to be taken out in order. O(spared)."""
+        return RankedLeaves(self._spared_rank, _valid(self._spared), self._next_ticket)
 
     def clear(self) -> None:
         """Forget every candidate."""
-        for _, ticket, node in self._entries:
+        for _, ticket, node in self._entries + self._spared:
             if node.ticket == ticket:
                 node.ticket = 0
         self._entries.clear()
+        self._spared.clear()
         self._num_candidates = 0
+
+
+def _valid(entries: list[Entry]) -> list[Entry]:
+    """Those whose nodes are still candidates."""
+    return [entry for entry in entries if entry[2].ticket == entry[1]]
 
 
 class RankedLeaves:
     """A heap of nodes in eviction order that leaves the nodes as they are."""
 
-    def __init__(
-        self, policy: EvictionPolicy, entries: list[tuple[Any, int, Node]], next_ticket: int
-    ) -> None:
-        self._policy = policy
+    def __init__(self, rank: Callable[[Node], Any], entries: list[Entry], next_ticket: int) -> None:
+        self._rank = rank
         self._entries = entries
         self._next_ticket = next_ticket
         heapq.heapify(entries)
 
     def push(self, node: Node) -> None:
         """Add a node behind those of its rank."""
-        heapq.heappush(self._entries, (self._policy.rank(node), self._next_ticket, node))
+        heapq.heappush(self._entries, (self._rank(node), self._next_ticket, node))
         self._next_ticket += 1
 
     def pop(self) -> Node | None:

@@ -27,6 +27,12 @@ class Node:
         ticket: this node's entry in the eviction heap; 0 if it has none.
         cell: a list of one, this node. The tree files blocks under the cell of their node, so that
             a split or a merge has to visit the blocks of one side only.
+        version: changes whenever tokens of the edge leave this node, so that a match which was
+            found to end in it may end elsewhere. Growth does not count.
+        wanted_end: until which token, counted from the root, the edge is wanted (see
+            :meth:`~vllm_radix.tree.tree.RadixTree.want`).
+        wanted_place: its place in the order of what is wanted.
+        wanted_round: when the two were said. They mean nothing once others were.
     """
 
     __slots__ = (
@@ -42,6 +48,10 @@ class Node:
         "priority",
         "start",
         "ticket",
+        "version",
+        "wanted_end",
+        "wanted_place",
+        "wanted_round",
     )
 
     def __init__(
@@ -59,6 +69,10 @@ class Node:
         self.detached = False
         self.ticket = 0
         self.cell: list[Node] = [self]
+        self.version = 0
+        self.wanted_end = 0
+        self.wanted_place = 0
+        self.wanted_round = 0
 
     @property
     def num_tokens(self) -> int:

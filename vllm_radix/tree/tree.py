@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_radix.tree.eviction import LRU, EvictionHeap, EvictionPolicy
+from vllm_radix.tree.eviction import LRU, EvictionHeap, EvictionPolicy, RankedLeaves
 from vllm_radix.tree.key import TOKEN_BYTES, Key, Namespace
 from vllm_radix.tree.node import Node, Root
 
@@ -25,6 +25,8 @@ class Match:
     num_tokens: int
     epoch: int
     """State of the tree that the match was found in."""
+    version: int
+    """State of the node that the match was found in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class RadixTree:
         self._candidates = EvictionHeap(self._policy)
         self._clock = 0
         self._epoch = 0
+        self._round = 1
         self._cell_of: list[list[Node] | None] = [None] * num_block_ids
 
     # ------------------------------------------------------------------ looking, which is not using
@@ -77,12 +80,44 @@ class RadixTree:
         Changes nothing: no age, no statistics. O(path + matched tokens), the tokens at the speed
         of ``memcmp``.
         """
-        node: Node | None = self._roots.get(key.namespace)
+        node = self._roots.get(key.namespace)
         if node is None:
-            return Match(_NOWHERE, 0, self._epoch)
+            return Match(_NOWHERE, 0, self._epoch, _NOWHERE.version)
+        return self._match_below(node, 0, key, _size(key, limit))
+
+    def is_longest(self, match: Match, key: Key, limit: int | None = None) -> bool:
+        """Whether an earlier match of ``key`` is still what :meth:`match` would find. O(1)."""
+        node, num_tokens = match.node, match.num_tokens
+        if node.version != match.version:
+            return False
+        if node is _NOWHERE:
+            return key.namespace not in self._roots
+        position = num_tokens * TOKEN_BYTES
+        if position >= _size(key, limit):
+            return True
+        if num_tokens < node.end:
+            at = position - node.start * TOKEN_BYTES
+            return node.edge[at : at + TOKEN_BYTES] != key.data[position : position + TOKEN_BYTES]
+        return key.tokens[num_tokens] not in node.children
+
+    def match_again(self, match: Match, key: Key, limit: int | None = None) -> Match:
+        """:meth:`match` for a key that was matched before; compares only what may have changed."""
+        node = match.node
+        if node.version != match.version or node is _NOWHERE:
+            return self.match(key, limit)
+        if self.is_longest(match, key, limit):
+            if match.epoch == self._epoch:
+                return match
+            return Match(node, match.num_tokens, self._epoch, match.version)
+        size = _size(key, limit)
+        start = node.start * TOKEN_BYTES
+        position = start + _common_prefix(node.edge, key.data, start, size)
+        if position < node.end * TOKEN_BYTES:
+            return Match(node, position // TOKEN_BYTES, self._epoch, node.version)
+        return self._match_below(node, position, key, size)
+
+    def _match_below(self, node: Node, position: int, key: Key, size: int) -> Match:
         data, tokens = key.data, key.tokens
-        size = len(data) if limit is None else min(len(data), limit * TOKEN_BYTES)
-        position = 0
         while position < size:
             child = node.children.get(tokens[position // TOKEN_BYTES])
             if child is None:
@@ -92,7 +127,7 @@ class RadixTree:
             position += common
             if common < len(child.edge):
                 break
-        return Match(node, position // TOKEN_BYTES, self._epoch)
+        return Match(node, position // TOKEN_BYTES, self._epoch, node.version)
 
     def path_blocks(self, node: Node, num_blocks: int) -> list[int]:
         """The first ``num_blocks`` blocks of the prefix that ends with ``node``, in order.
@@ -145,7 +180,7 @@ class RadixTree:
             KeyError: if no node owns the block.
         """
         node = self._owner_or_raise(block)
-        return Match(node, self._end_of_block(node, block), self._epoch)
+        return Match(node, self._end_of_block(node, block), self._epoch, node.version)
 
     def num_protected_blocks(self, node: Node, num_blocks: int) -> int:
         """How many of the first ``num_blocks`` blocks up to ``node`` are locked. O(path)."""
@@ -309,8 +344,9 @@ class RadixTree:
     def evict(self, num_blocks: int) -> list[int]:
         """Free ``num_blocks`` blocks, or all that can be if there are fewer.
 
-        Takes unlocked leaves in the policy's order and each from its tail, so that a prefix is
-        never left without its beginning, and never a block more than asked for.
+        Takes unlocked leaves in the policy's order, the wanted ones last (see :meth:`want`), and
+        each from its tail, so that a prefix is never left without its beginning, and never a
+        block more than asked for.
 
         Returns:
             The ids, each prefix's last block first.
@@ -322,11 +358,56 @@ class RadixTree:
             leaf = self._candidates.first()
             if leaf is None:
                 break
-            above = leaf.parent
-            self._trim(leaf, max(0, len(leaf.blocks) - missing), freed)
-            if leaf.parent is None and above is not None:
-                self._settle(above, freed)
+            num_kept = 0 if self._candidates.all_spared else self._num_wanted_blocks(leaf)
+            if num_kept and num_kept + missing >= len(leaf.blocks):
+                self._candidates.spare(leaf)
+            if num_kept < len(leaf.blocks):
+                above = leaf.parent
+                self._trim(leaf, max(num_kept, len(leaf.blocks) - missing), freed)
+                if leaf.parent is None and above is not None:
+                    self._settle(above, freed)
         return freed
+
+    def want(self, matches: Iterable[Match]) -> list[int]:
+        """Say which prefixes are about to be used, in which order.
+
+        They are evicted when nothing else is left, the last of them first. What was said before
+        is forgotten. Locks nothing and refreshes no age.
+
+        Args:
+            matches: the next one to be used first. Void ones will do: what is gone is not wanted.
+
+        Returns:
+            For each match, how many evictable blocks it and those before it cover.
+
+        O(matches + nodes on their paths).
+        """
+        self._round += 1
+        self._candidates.end_sparing()
+        num_covered = 0
+        covered = []
+        for place, match in enumerate(matches):
+            part, end = match.node, min(match.num_tokens, match.node.end)
+            while part.parent is not None and part.lock_count == 0:
+                num_before = self._num_wanted_blocks(part)
+                if part.wanted_round != self._round:
+                    part.wanted_round, part.wanted_place = self._round, place
+                elif end <= part.wanted_end:
+                    # So is everything above.
+                    break
+                part.wanted_end = end
+                num_covered += self._num_wanted_blocks(part) - num_before
+                part = part.parent
+                end = part.end
+            covered.append(num_covered)
+        return covered
+
+    def _num_wanted_blocks(self, node: Node) -> int:
+        if node.wanted_round != self._round:
+            return 0
+        block_size = self.block_size
+        num_blocks = -(-node.wanted_end // block_size) - node.start // block_size
+        return min(max(num_blocks, 0), len(node.blocks))
 
     def eviction_order(self) -> Iterator[int]:
         """The evictable blocks in the order in which :meth:`evict` would free them.
@@ -335,14 +416,17 @@ class RadixTree:
         used while the tree changes.
         """
         num_children = {node: len(node.children) for node in self if node.lock_count == 0}
-        leaves = self._candidates.copy()
-        while (leaf := leaves.pop()) is not None:
-            yield from reversed(leaf.blocks)
-            above = leaf.parent
-            if above in num_children and above.parent is not None:
-                num_children[above] -= 1
-                if not num_children[above]:
-                    leaves.push(above)
+        leaves, wanted = self._candidates.unspared_copy(), self._candidates.spared_copy()
+        for leaf in iter(leaves.pop, None):
+            num_kept = self._num_wanted_blocks(leaf)
+            yield from reversed(leaf.blocks[num_kept:])
+            if num_kept:
+                wanted.push(leaf)
+            else:
+                _push_parent(leaf, num_children, leaves)
+        for leaf in iter(wanted.pop, None):
+            yield from reversed(leaf.blocks[: self._num_wanted_blocks(leaf)])
+            _push_parent(leaf, num_children, wanted)
 
     def detach(self, block: int) -> list[int]:
         """Make sure that no match finds ``block`` or anything that follows it.
@@ -500,6 +584,7 @@ class RadixTree:
         cut = (at - node.start) * TOKEN_BYTES
         num_upper_blocks = at // self.block_size - node.start // self.block_size
         upper = Node(node.parent, node.start, bytearray(), [])
+        node.version += 1
         # Copy the shorter side and cut the longer one in place.
         if cut <= len(node.edge) - cut:
             upper.edge = node.edge[:cut]
@@ -519,6 +604,9 @@ class RadixTree:
         upper.last_access = node.last_access
         upper.hits = node.hits
         upper.priority = node.priority
+        upper.wanted_end = min(node.wanted_end, at)
+        upper.wanted_place = node.wanted_place
+        upper.wanted_round = node.wanted_round
         upper.detached = node.detached
         upper.children[node.first] = node
         assert upper.parent is not None
@@ -564,6 +652,9 @@ class RadixTree:
         child.last_access = max(child.last_access, upper.last_access)
         child.hits = max(child.hits, upper.hits)
         child.priority = min(child.priority, upper.priority)
+        if child.wanted_round != self._round:
+            child.wanted_end, child.wanted_place = upper.wanted_end, upper.wanted_place
+            child.wanted_round = upper.wanted_round
         if above.children.get(child.first) is upper:
             above.children[child.first] = child
         if upper in self._detached:
@@ -579,6 +670,7 @@ class RadixTree:
         self._file(gone, None)
         self.num_cached_blocks -= len(gone)
         self.num_evictable_blocks -= len(gone)
+        leaf.version += 1
         if num_blocks:
             end = (leaf.start // self.block_size + num_blocks) * self.block_size
             if end < leaf.end:
@@ -603,6 +695,7 @@ class RadixTree:
                 # A root stays for as long as it has children or a request that will add some.
                 if isinstance(node, Root) and not node.children and node.lock_count == 0:
                     del self._roots[node.namespace]
+                    node.version += 1
                 return
             if node.children:
                 self._merge_down([node])
@@ -639,6 +732,7 @@ class RadixTree:
         subtree = list(node.subtree())
         for part in reversed(subtree):
             part.detached = True
+            part.version += 1
             self._candidates.discard(part)
             if part.lock_count == 0:
                 self._trim(part, 0, freed)
@@ -703,6 +797,20 @@ class RadixTree:
 _NOWHERE = Node(None, 0, bytearray(), [])
 
 
+def _push_parent(leaf: Node, num_children: dict[Node, int], leaves: RankedLeaves) -> None:
+    """``leaf`` is taken out: its parent is a leaf if that was the last child."""
+    above = leaf.parent
+    if above in num_children and above.parent is not None:
+        num_children[above] -= 1
+        if not num_children[above]:
+            leaves.push(above)
+
+
+def _size(key: Key, limit: int | None) -> int:
+    """Bytes of ``key`` to be matched."""
+    return len(key.data) if limit is None else min(len(key.data), limit * TOKEN_BYTES)
+
+
 def _first_token(data: bytes, position: int) -> int:
     return int.from_bytes(data[position : position + TOKEN_BYTES], sys.byteorder, signed=True)
 
@@ -725,6 +833,7 @@ def _common_prefix(edge: bytearray, data: bytes, position: int, size: int) -> in
 
 def _bury(node: Node) -> None:
     """Empty a node that left the tree, so that whoever still points to it keeps nothing alive."""
+    node.version += 1
     node.edge = bytearray()
     node.blocks = []
     node.children = {}
