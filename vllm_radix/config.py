@@ -35,6 +35,15 @@ class RadixConfig(BaseModel):
         ge=1,
         description="Copy a block only if that saves computing at least so many tokens.",
     )
+    schedule: Literal["affinity", "fcfs"] = Field(
+        default="affinity",
+        description="Order waiting requests by what is cached, or by arrival alone.",
+    )
+    patience: float = Field(
+        default=3.0,
+        ge=1.0,
+        description="A request waits for at most so many times as many admissions as under fcfs.",
+    )
     skip_hashing: bool = Field(
         default=True,
         description="Hash prompts only if KV events or a connector read the hashes.",

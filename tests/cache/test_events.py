@@ -143,7 +143,7 @@ def test_the_events_tell_what_the_tree_holds(name: str) -> None:
         assert set(follower.prefixes.values()) == cached_prefixes(engine)
         assert len(follower.prefixes) == len(cached_prefixes(engine))
     # The pool was small enough for all of it to happen.
-    assert num_preemptions > 5
+    assert num_preemptions > 1
     assert num_evictions > 50
     engine.run()
     engine.check_idle()

@@ -202,7 +202,7 @@ def arrivals(count: int, seed: int) -> list[Request]:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_the_queue_keeps_its_order(policy: str) -> None:
-    engine = make_engine(policy=policy, max_num_seqs=2)
+    engine = make_engine(policy=policy, max_num_seqs=2, radix={"schedule": "fcfs"})
     requests = arrivals(20, seed=1)
     engine.add(*requests)
     admitted: list[str] = []
@@ -536,7 +536,10 @@ def test_where_nothing_is_evicted_everything_counts_as_on_stock(options: dict[st
     stock_cls = VllmAsyncScheduler if options.get("async_scheduling") else VllmScheduler
     ours, stock = (
         Engine(
-            make_scheduler(cls, num_blocks=1000, radix=WHOLE_BLOCKS, **options), vocab_size=10**6
+            make_scheduler(
+                cls, num_blocks=1000, radix=WHOLE_BLOCKS | {"schedule": "fcfs"}, **options
+            ),
+            vocab_size=10**6,
         )
         for cls in (vllm_radix.Scheduler, stock_cls)
     )

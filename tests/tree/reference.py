@@ -44,9 +44,9 @@ class Cached:
 
 
 RANKS: dict[str, Callable[[Cached], Any]] = {
-    "lru": lambda part: part.age,
-    "lfu": lambda part: (part.hits, part.age),
-    "slru": lambda part: (part.hits > 0, part.age),
+    "lru": lambda part: (-part.priority, part.age),
+    "lfu": lambda part: (-part.priority, part.hits, part.age),
+    "slru": lambda part: (-part.priority, part.hits > 0, part.age),
     "priority": lambda part: (-part.priority, part.age),
 }
 

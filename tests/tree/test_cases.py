@@ -118,9 +118,9 @@ class CountingLRU(LRU):
     def __init__(self) -> None:
         self.num_ranked = 0
 
-    def rank(self, node: Node) -> int:
+    def rank_by_use(self, node: Node) -> int:
         self.num_ranked += 1
-        return Rank(super().rank(node))
+        return Rank(super().rank_by_use(node))
 
 
 def tree_of_leaves(num_leaves: int) -> tuple[RadixTree, CountingLRU]:

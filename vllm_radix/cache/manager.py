@@ -7,8 +7,9 @@ own) hands its calls to one *group manager*, and both use the *block pool*. We r
 (:class:`RadixGroupManager`); vLLM's ``allocate_slots`` runs as it is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 from vllm.utils.math_utils import cdiv
@@ -119,6 +120,8 @@ class RadixGroupManager(FullAttentionManager):
     block_pool: RadixBlockPool
     keys: RequestKeys
     """Set by :class:`RadixKVCacheManager`."""
+    importance: Callable[[Request], int] = staticmethod(lambda request: 0)
+    """The priority of what a request caches. Set by whoever knows."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -169,7 +172,7 @@ class RadixGroupManager(FullAttentionManager):
             if self.tree.is_void(match):
                 # A connector held or let go of blocks since the lookup. The blocks are the same.
                 match = self.tree.match_of_block(matched.ids[-1])
-            priority = matched.request.priority if matched.request is not None else 0
+            priority = self.importance(matched.request) if matched.request is not None else 0
             table.handle = self.tree.acquire(match, len(matched.ids), priority)
             table.ids += matched.ids
         table.num_cached = self.num_cached_block[request_id] = len(table.ids)
@@ -232,7 +235,7 @@ class RadixGroupManager(FullAttentionManager):
             table.handle,
             self.keys.data(request, num_cached * self.block_size, num_full * self.block_size),
             table.ids[num_cached:num_full],
-            request.priority,
+            self.importance(request),
         )
         first_given = num_cached + extension.num_duplicates
         table.handle = extension.node
@@ -267,7 +270,10 @@ class RadixGroupManager(FullAttentionManager):
         assert table.handle is not None
         block = table.ids[table.num_cached]
         extension = self.tree.add_tail(
-            table.handle, self.keys.data(request, start, num_tokens), block, request.priority
+            table.handle,
+            self.keys.data(request, start, num_tokens),
+            block,
+            self.importance(request),
         )
         table.handle = extension.node
         self.block_pool.reclaim(extension.freed)
@@ -316,6 +322,8 @@ class RadixGroupManager(FullAttentionManager):
         return MatchedBlocks(self.block_pool, ids, self.tree.match_of_block(ids[-1]))
 
 
+_priority = attrgetter("priority")
+
 # All that vLLM passes, beyond the number of new tokens, for a request that is running.
 _ARGUMENTS_WHILE_RUNNING = {"num_lookahead_tokens"}
 
@@ -351,7 +359,11 @@ class RadixKVCacheManager(KVCacheManager):
         self._pool = group_manager.block_pool
         self._tree = group_manager.tree
         self._keys = RequestKeys(group_manager.block_size, self._tree)
+        # What was found for requests that wait, to be looked up again only where the tree changed.
+        self._matches: dict[str, Match] = {}
         group_manager.keys = self._keys
+        if config.eviction == "priority":
+            group_manager.importance = _priority
         self._check_every_step = config.debug_checks
         self._token_granular = config.token_granular and not group_manager.use_eagle
         self._min_partial_tokens = config.min_partial_tokens
@@ -364,13 +376,11 @@ class RadixKVCacheManager(KVCacheManager):
         A probe: locks nothing and changes no age, since vLLM may look up many times before it
         admits a request.
         """
-        if not self.prefix_cache_lookup_enabled(request):
+        match = self.probe(request)
+        if match is None:
             return self.empty_kv_cache_blocks, 0, 0
-        # The last token is always computed, since its logits are needed.
-        limit = request.num_tokens - 1
         if max_cache_hit_length is not None:
-            limit = max_cache_hit_length
-        match = self._tree.match(self._keys.key(request), limit)
+            match = self._tree.match(self._keys.key(request), max_cache_hit_length)
         block_size = self._group.block_size
         num_blocks = match.num_tokens // block_size
         if self._group.use_eagle and num_blocks:
@@ -388,6 +398,26 @@ class RadixKVCacheManager(KVCacheManager):
         ):
             self.coordinator.emit_cached_block_events(request, blocks.blocks)  # type: ignore[arg-type]
         return blocks, num_tokens, 0
+
+    def probe(self, request: Request) -> Match | None:
+        """The longest cached prefix of a request that waits, at most all but its last token.
+
+        None for a request that must not read the cache. Looking up is not using: nothing is locked,
+        counted, published or refreshed. O(1) if nothing changed where the last probe ended.
+        """
+        if not self.prefix_cache_lookup_enabled(request):
+            return None
+        key = self._keys.key(request)
+        # The last token is always computed, since its logits are needed.
+        limit = len(key) - 1
+        known = self._matches.get(request.request_id)
+        if known is None:
+            match = self._tree.match(key, limit)
+        else:
+            match = self._tree.match_again(known, key, limit)
+        if match is not known:
+            self._matches[request.request_id] = match
+        return match
 
     def _choose_source(self, matched: MatchedBlocks) -> int:
         """Choose the block to copy for what follows the full blocks; return the hit's tokens."""
@@ -444,6 +474,31 @@ class RadixKVCacheManager(KVCacheManager):
     def create_kv_cache_blocks(self, blocks: tuple[Sequence[KVCacheBlock], ...]) -> KVCacheBlocks:
         return RadixKVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
 
+    @property
+    def tree(self) -> RadixTree:
+        """The prefix cache."""
+        return self._tree
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self._group.block_size
+
+    def set_importance(self, importance: Callable[[Request], int | None]) -> None:
+        """Ask ``importance`` first for the priority of what a request caches."""
+        otherwise = self._group.importance
+
+        def of_request(request: Request) -> int:
+            priority = importance(request)
+            return otherwise(request) if priority is None else priority
+
+        self._group.importance = of_request
+
+    def handle(self, request: Request) -> Node | None:
+        """The node that ends where the cached tokens of an admitted request end."""
+        table = self._group.req_to_blocks.get(request.request_id)
+        return table.handle if table is not None else None
+
     def prepare(self, request: Request) -> None:
         """Make the key of a request that arrives, so that no lookup has to. O(tokens)."""
         if self.prefix_cache_lookup_enabled(request):
@@ -477,17 +532,19 @@ class RadixKVCacheManager(KVCacheManager):
     def on_adapter_reloaded(self, lora_int_id: int) -> None:
         """Nothing that was computed with the adapter before may be found any more."""
         self._keys.adapter_reloaded(lora_int_id)
+        self._matches.clear()
 
     def forget_key(self, request: Request) -> None:
-        """The request's tokens are about to change."""
+        """The request ended, was preempted, or its tokens are about to change."""
         self._keys.forget(request)
+        self._matches.pop(request.request_id, None)
 
     def free(self, request: Request) -> None:
-        self._keys.forget(request)
+        self.forget_key(request)
         self._group.free(request.request_id)
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
-        self._keys.forget(request)
+        self.forget_key(request)
         return self._group.pop_blocks_for_free(request.request_id)  # type: ignore[return-value]
 
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:

@@ -8,6 +8,8 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched import scheduler as vllm_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
 from vllm.v1.core.sched.interface import SchedulerInterface
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request, StreamingUpdate
@@ -19,12 +21,19 @@ from vllm_radix.cache.manager import (
     why_unsupported,
 )
 from vllm_radix.config import RadixConfig
+from vllm_radix.scheduling.admission import AdmissionControl, OpenGate
+from vllm_radix.scheduling.block_hashes import BlockHashProbe
+from vllm_radix.scheduling.queue import PrefixAffinityQueue
+from vllm_radix.scheduling.retention import Retention, wishes_of
 
 logger = compat.get_logger(__name__)
 
+MAX_PINNED_SHARE = 0.25
+"""Share of the KV blocks that pinned prefixes may have, all together."""
+
 
 class RadixMixin(VllmScheduler):
-    """What both schedulers add to vLLM's: the tree behind the KV cache manager."""
+    """What both schedulers add to vLLM's: the tree behind the KV cache manager, and the queue."""
 
     needs_block_hashes = True
     """Whether the engine core has to hash prompts. It asks after it has built the scheduler."""
@@ -43,6 +52,14 @@ class RadixMixin(VllmScheduler):
             super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         manager = self.kv_cache_manager
         self.radix_manager = manager if isinstance(manager, RadixKVCacheManager) else None
+        self.admission: AdmissionControl | None = None
+        if self.radix_manager is not None:
+            self.admission = AdmissionControl(self.radix_manager, lambda: self.running)
+            self.retention = Retention(
+                self.radix_manager, int(MAX_PINNED_SHARE * kv_cache_config.num_blocks)
+            )
+            self.radix_manager.set_importance(lambda request: wishes_of(request).priority)
+        self._install_queue(config)
         if self.radix_manager is None:
             reason = why_unsupported(
                 kv_cache_config,
@@ -56,14 +73,42 @@ class RadixMixin(VllmScheduler):
         )
         logger.info(
             "vllm-radix: the prefix cache is a radix tree (%d blocks of %d tokens, %s eviction, "
-            "prompts are %shashed).",
+            "%s schedule, prompts are %shashed).",
             kv_cache_config.num_blocks,
             self.block_size,
             config.eviction,
+            config.schedule,
             "" if self.needs_block_hashes else "not ",
         )
         if whole_blocks:
             logger.info("vllm-radix: prefixes are reused in whole blocks: %s.", whole_blocks)
+
+    def _install_queue(self, config: RadixConfig) -> None:
+        """Replace the queue of the requests that hold no blocks, if the options say so."""
+        self.affinity_queue: PrefixAffinityQueue | None = None
+        self.hash_probe: BlockHashProbe | None = None
+        if config.schedule == "fcfs" or not self.cache_config.enable_prefix_caching:
+            return
+        if self.radix_manager is None:
+            self.hash_probe = BlockHashProbe(self.kv_cache_manager, self.hash_block_size)
+        self.affinity_queue = PrefixAffinityQueue(
+            self.hash_probe or self.radix_manager.probe,  # type: ignore[union-attr]
+            self.admission or OpenGate(),
+            patience=config.patience,
+            by_priority=self.policy == SchedulingPolicy.PRIORITY,
+        )
+        self.waiting = self.affinity_queue
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        waiting = self.affinity_queue
+        if waiting is not None:
+            waiting.start_step()
+        if self.admission is not None:
+            self.admission.start_step(
+                waiting.ordered() if waiting is not None else (),
+                self.retention.pinned(self.admission.clock()),
+            )
+        return super().schedule(*args, **kwargs)
 
     def on_adapter_reloaded(self, lora_int_id: int) -> None:
         """The engine core loaded other weights for an adapter that it had."""
@@ -74,6 +119,8 @@ class RadixMixin(VllmScheduler):
         # Under the name of a request that is here already comes more input for it.
         if self.radix_manager is not None and request.request_id not in self.requests:
             self.radix_manager.prepare(request)
+            if self.admission is not None:
+                self.admission.on_arrival(request)
         super().add_request(request)
 
     def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
@@ -87,9 +134,20 @@ class RadixMixin(VllmScheduler):
         super()._update_request_as_session(session, update)
 
     def _free_request_blocks(self, request: Request) -> None:
-        if self.radix_manager is not None:
-            self.radix_manager.keep_computed_tokens(request)
+        if self.hash_probe is not None:
+            self.hash_probe.forget(request)
+        if self.radix_manager is None or self.admission is None:
+            super()._free_request_blocks(request)
+            return
+        self.radix_manager.keep_computed_tokens(request)
+        if not request.is_finished():
+            super()._free_request_blocks(request)
+            return
+        handle = self.radix_manager.handle(request)
+        self.admission.on_end(request, handle)
         super()._free_request_blocks(request)
+        # Giving the blocks back is a use, from which a time to live counts.
+        self.retention.on_end(request, handle, self.admission.clock())
 
 
 class RadixScheduler(RadixMixin, VllmScheduler):

@@ -8,23 +8,32 @@ from typing import Any, ClassVar
 
 from vllm_radix.tree.node import Node
 
+EXPIRED = 1 << 31
+"""The priority of what goes before all else: no request has a greater one."""
+
 
 class EvictionPolicy(ABC):
     """Ranks leaves: the lowest rank is evicted first.
 
-    A rank may depend on what a use changes (``last_access``, ``hits``, ``priority``) and on
-    nothing else: it is taken once, when a node becomes an unlocked leaf.
+    What only unimportant requests used goes first: priorities are vLLM's, a lower value is more
+    important. The policies differ in how they rank leaves of one priority. A rank may depend on
+    what a use changes (``last_access``, ``hits``, ``priority``) and on nothing else: it is taken
+    once, when a node becomes an unlocked leaf.
     """
 
     name: ClassVar[str]
 
+    def rank(self, node: Node) -> tuple[int, Any]:
+        """A sortable rank."""
+        return -node.priority, self.rank_by_use(node)
+
     @abstractmethod
-    def rank(self, node: Node) -> Any:
-        """A sortable rank, of the same type for every node."""
+    def rank_by_use(self, node: Node) -> Any:
+        """A sortable rank among leaves of one priority, of the same type for every node."""
 
     def ranks_alike(self, node: Node, priority: int) -> bool:
         """Whether tokens that a request of ``priority`` adds now rank as ``node`` does."""
-        return node.hits == 0
+        return node.priority == priority
 
 
 class LRU(EvictionPolicy):
@@ -32,11 +41,8 @@ class LRU(EvictionPolicy):
 
     name = "lru"
 
-    def rank(self, node: Node) -> int:
+    def rank_by_use(self, node: Node) -> int:
         return node.last_access
-
-    def ranks_alike(self, node: Node, priority: int) -> bool:
-        return True
 
 
 class LFU(EvictionPolicy):
@@ -44,11 +50,14 @@ class LFU(EvictionPolicy):
 
     name = "lfu"
 
-    def rank(self, node: Node) -> tuple[int, int]:
+    def rank_by_use(self, node: Node) -> tuple[int, int]:
         return node.hits, node.last_access
 
+    def ranks_alike(self, node: Node, priority: int) -> bool:
+        return node.hits == 0 and super().ranks_alike(node, priority)
 
-class SLRU(EvictionPolicy):
+
+class SLRU(LFU):
     """Segmented LRU: what was never reused goes before anything that was.
 
     A burst of prompts seen once cannot flush the prefixes that are shared.
@@ -56,23 +65,17 @@ class SLRU(EvictionPolicy):
 
     name = "slru"
 
-    def rank(self, node: Node) -> tuple[bool, int]:
-        return node.hits > 0, node.last_access
+    def rank_by_use(self, node: Node) -> tuple[int, int]:
+        return int(node.hits > 0), node.last_access
 
 
-class Priority(EvictionPolicy):
-    """What only unimportant requests used goes first, the least recent of those first.
+class Priority(LRU):
+    """Least recently used first, where a request's priority is that of its prefix as well.
 
-    Priorities are vLLM's: a lower value is more important.
+    The tree makes no difference between this and LRU; whoever gives it priorities does.
     """
 
     name = "priority"
-
-    def rank(self, node: Node) -> tuple[int, int]:
-        return -node.priority, node.last_access
-
-    def ranks_alike(self, node: Node, priority: int) -> bool:
-        return node.priority == priority
 
 
 POLICIES: dict[str, type[EvictionPolicy]] = {p.name: p for p in (LRU, LFU, SLRU, Priority)}

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_radix.tree.eviction import LRU, EvictionHeap, EvictionPolicy, RankedLeaves
+from vllm_radix.tree.eviction import (
+    EXPIRED,
+    LRU,
+    EvictionHeap,
+    EvictionPolicy,
+    RankedLeaves,
+)
 from vllm_radix.tree.key import TOKEN_BYTES, Key, Namespace
 from vllm_radix.tree.node import Node, Root
 
@@ -408,6 +414,18 @@ class RadixTree:
         block_size = self.block_size
         num_blocks = -(-node.wanted_end // block_size) - node.start // block_size
         return min(max(num_blocks, 0), len(node.blocks))
+
+    def expire(self, node: Node) -> None:
+        """Let an unlocked leaf be evicted before all else, until it is used again.
+
+        Nothing happens to a node that has children or is locked. O(log candidates).
+        """
+        if node.ticket:
+            self._candidates.discard(node)
+            node.priority = EXPIRED
+            self._candidates.add(node)
+            assert node.parent is not None
+            self._merge_down([node.parent])
 
     def eviction_order(self) -> Iterator[int]:
         """The evictable blocks in the order in which :meth:`evict` would free them.

@@ -86,6 +86,9 @@ class Replay:
 
     def __post_init__(self) -> None:
         self.evictions = EvictionCounter(self.scheduler)
+        admission = getattr(self.scheduler, "admission", None)
+        if admission is not None:
+            admission.clock = lambda: self.now
         self._hasher = block_hasher(self.scheduler, self.scheduler.block_size)
         self._live: dict[str, _Live] = {}
         self._order = itertools.count()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a request had better wait, for the sake of what is cached.
+
+vLLM starts a request as soon as its prompt fits. With the cache full, its blocks then push out
+prefixes, also those of conversations that continue in a moment; what was computed once is computed
+again and again, as in a machine that swaps. As in such a machine, the cure is to run fewer programs
+at a time (Denning, 1968): so many that what they use soon stays in memory.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from vllm.v1.request import Request
+
+from vllm_radix.cache.manager import RadixKVCacheManager
+from vllm_radix.scheduling.queue import Waiting
+from vllm_radix.scheduling.returns import ReturnEstimator
+from vllm_radix.tree import Match, Node
+
+_LIKELY = 0.4
+"""How probable it must be that an idle prefix is used again soon for it to be kept.
+
+Measured with ``vllm-radix replay`` on agents: from 0.3 to 0.5, the hit rate falls by 0.02 and the
+makespan by a tenth.
+"""
+
+_SMOOTHING = 0.05
+"""Weight of a new observation in a running mean."""
+
+
+class OpenGate:
+    """Holds nothing back."""
+
+    def is_held(self, waiting: Waiting) -> bool:
+        """False."""
+        return False
+
+    def on_admitted(self, waiting: Waiting) -> None:
+        """Nothing to note."""
+
+
+class AdmissionControl:
+    """Holds a request back while running it would push out what is about to be used.
+
+    About to be used are the prefixes of the requests that stand ahead of it, and idle ones that
+    are likely to be used again before it would have finished. All of it is observed; there is
+    nothing to tune. A request is never held while nothing runs.
+
+    Args:
+        manager: whose tree is told what to evict last.
+        running: the requests that run.
+    """
+
+    def __init__(
+        self, manager: RadixKVCacheManager, running: Callable[[], Sequence[Request]]
+    ) -> None:
+        self._manager = manager
+        self._running = running
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds. Replaced where time is virtual."""
+        self._returns = ReturnEstimator()
+        self._started_at: dict[str, float] = {}
+        self._mean_residence = 0.0
+        self._mean_output = 0.0
+        self._num_free_tokens = 0.0
+        self._is_told = False
+
+    def on_arrival(self, request: Request) -> None:
+        """A request enters the queue."""
+        self._returns.arrived(self._manager.probe(request), request.session_id, self.clock())
+
+    def on_end(self, request: Request, handle: Node | None) -> None:
+        """A request finished; what it leaves in the cache ends with ``handle``."""
+        now = self.clock()
+        started_at = self._started_at.pop(request.request_id, None)
+        if started_at is not None:
+            self._mean_residence = _smooth(self._mean_residence, now - started_at)
+            self._mean_output = _smooth(self._mean_output, request.num_output_tokens)
+        if handle is not None and handle.parent is not None:
+            self._returns.left(handle, request.session_id, now)
+
+    def start_step(self, ordered: Iterable[Waiting], pinned: list[Match]) -> None:
+        """Tell the tree what is about to be used, and take stock of the rest.
+
+        Args:
+            ordered: the waiting requests in their order.
+            pinned: what is kept in any case.
+        """
+        waiting = [entry for entry in ordered if entry.match is not None]
+        if not waiting and not pinned and not self._is_told:
+            return
+        self._is_told = bool(waiting or pinned)
+        kept = pinned
+        if waiting:
+            kept = pinned + self._returns.expected(self.clock(), self._mean_residence, _LIKELY)
+        tree = self._manager.tree
+        covered = tree.want(kept + [entry.match for entry in waiting])  # type: ignore[misc]
+        covered.insert(0, 0)
+        num_kept_blocks = covered[len(kept)]
+        block_size = self._manager.block_size
+        for entry, num_blocks in zip(waiting, covered[len(kept) :], strict=False):
+            entry.num_tokens_ahead = (num_blocks - num_kept_blocks) * block_size
+        if waiting:
+            num_free_blocks = self._manager.block_pool.get_num_free_blocks() - num_kept_blocks
+            growth = sum(map(self._growth, self._running()))
+            self._num_free_tokens = num_free_blocks * block_size - growth
+
+    def is_held(self, waiting: Waiting) -> bool:
+        """Whether the request needs more memory than nobody is about to use. O(1)."""
+        if not self._running():
+            return False
+        num_free_tokens = max(self._num_free_tokens - waiting.num_tokens_ahead, 0)
+        return self._need(waiting) > num_free_tokens
+
+    def on_admitted(self, waiting: Waiting) -> None:
+        """The request runs from now on."""
+        self._started_at[waiting.request.request_id] = self.clock()
+        self._num_free_tokens -= self._need(waiting)
+
+    def _need(self, waiting: Waiting) -> float:
+        """Tokens of memory that the request will take beyond what is cached of it."""
+        request = waiting.request
+        return request.num_tokens - waiting.num_cached_tokens + self._output_left(request)
+
+    def _growth(self, request: Request) -> float:
+        """Tokens of memory that a running request will still take."""
+        num_prompt_left = max(request.num_prompt_tokens - request.num_computed_tokens, 0)
+        return num_prompt_left + self._output_left(request)
+
+    def _output_left(self, request: Request) -> float:
+        expected = min(self._mean_output, request.max_tokens)
+        return max(expected - request.num_output_tokens, 0)
+
+
+def _smooth(mean: float, value: float) -> float:
+    return mean + _SMOOTHING * (value - mean) if mean else value
