@@ -9,6 +9,7 @@ from rich.table import Table
 
 from vllm_radix import __version__, compat
 from vllm_radix.bench.ab.command import ab
+from vllm_radix.bench.parity.command import parity
 from vllm_radix.bench.replay.command import replay
 from vllm_radix.config import SECTION, RadixConfig
 
@@ -58,3 +59,4 @@ def info() -> None:
 
 app.command()(replay)
 app.command()(ab)
+app.command()(parity)
