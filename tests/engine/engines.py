@@ -31,6 +31,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
+from .images import IMAGE_TOKEN, Picture, prompt_with_pictures
+
 # vLLM's worker disables this function, and numba resets what it does.
 _set_num_threads = torch.set_num_threads
 
@@ -62,7 +64,10 @@ MAX_STEPS = 20_000
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: a prompt as token ids, and the parts of a vLLM request that the tests vary."""
+    """One request: a prompt as token ids, and the parts of a vLLM request that the tests vary.
+
+    An `IMAGE_TOKEN` in the prompt stands for each of the pictures.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int = 8
@@ -75,6 +80,19 @@ class Ask:
     prompt_logprobs: int | None = None
     skip_reading: bool | None = None
     structure: StructuredOutputsParams | None = None
+    pictures: tuple[Picture, ...] = ()
+
+    def positions(self) -> tuple[Any, ...]:
+        """What stands at each position that the model sees: a token, or a part of a picture."""
+        pictures = iter(self.pictures)
+        found: list[Any] = []
+        for token in self.prompt:
+            if token == IMAGE_TOKEN:
+                picture = next(pictures)
+                found += [(picture, part) for part in range(len(picture.layout()))]
+            else:
+                found.append(token)
+        return tuple(found)
 
     def params(self) -> SamplingParams:
         return SamplingParams(
@@ -124,6 +142,7 @@ class Totals:
     drafted: int = 0  # speculative tokens proposed
     accepted: int = 0  # of them, accepted
     max_usage: float = 0.0  # highest share of the pool in use
+    encoded: int = 0  # images sent to the vision encoder
 
 
 class _Recorder(StatLoggerBase):
@@ -145,6 +164,8 @@ class _Recorder(StatLoggerBase):
         if scheduler_stats is None:
             return
         t.max_usage = max(t.max_usage, scheduler_stats.kv_cache_usage)
+        if scheduler_stats.iteration_details is not None:
+            t.encoded += scheduler_stats.iteration_details.num_encoder_inputs
         cache = scheduler_stats.prefix_cache_stats
         if cache is not None:
             t.queries += cache.queries
@@ -216,6 +237,7 @@ class Engine:
             "max_model_len": 1024,
             "max_num_seqs": 16,
             "kv_cache_memory_bytes": 64 << 20,
+            "enable_logging_iteration_details": True,  # where images that are encoded are counted
             **KINDS[self.kind],
             **self.args,
         }
@@ -262,6 +284,8 @@ class Engine:
         """Queue a request; return its id."""
         request_id = request_id or f"{self.kind}-{next(self._ids)}"
         prompt: dict[str, Any] = {"prompt_token_ids": list(ask.prompt)}
+        if ask.pictures:
+            prompt = prompt_with_pictures(ask.prompt, ask.pictures)
         if ask.salt is not None:
             prompt["cache_salt"] = ask.salt
         self.llm.add_request(
@@ -318,6 +342,7 @@ class Engine:
         assert not self.llm.has_unfinished_requests()
         assert self.used_blocks == 0, f"{self.used_blocks} blocks leaked"
         assert self.llm.reset_prefix_cache(), "the prefix cache could not be reset"
+        self.llm.reset_encoder_cache()
         self.answers.clear()
         self._recorder.totals = Totals()
 
@@ -327,18 +352,19 @@ def ideal_reuse(asks: Sequence[Ask], answers: Sequence[Answer]) -> list[int]:
 
     All but the last token of a prompt and of the answers to earlier prompts can be.
     """
-    known: list[tuple[object, tuple[int, ...]]] = []
+    known: list[tuple[object, tuple[Any, ...]]] = []
     reuse = []
     for ask, answer in zip(asks, answers, strict=True):
         space = (ask.salt, ask.lora)
         reads = not ask.skip_reading and ask.prompt_logprobs is None
-        common = [_common_length(ask.prompt, k) for s, k in known if s == space and reads]
-        reuse.append(min(max(common, default=0), len(ask.prompt) - 1))
-        known += [(space, ask.prompt + tuple(t[:-1])) for t in answer.tokens]
+        prompt = ask.positions()
+        common = [_common_length(prompt, k) for s, k in known if s == space and reads]
+        reuse.append(min(max(common, default=0), len(prompt) - 1))
+        known += [(space, prompt + tuple(t[:-1])) for t in answer.tokens]
     return reuse
 
 
-def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
+def _common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i
