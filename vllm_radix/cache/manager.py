@@ -25,7 +25,7 @@ from vllm_radix import compat
 from vllm_radix.cache.block_pool import BlockList, PoppedTable, RadixBlockPool
 from vllm_radix.cache.request_key import RequestKeys
 from vllm_radix.config import RadixConfig
-from vllm_radix.tree import Match, Node, RadixTree, make_policy
+from vllm_radix.tree import Key, Match, Node, RadixTree, make_policy
 
 
 def why_unsupported(kv_cache_config: KVCacheConfig, **manager_args: Any) -> str | None:
@@ -360,7 +360,7 @@ class RadixKVCacheManager(KVCacheManager):
         self._tree = group_manager.tree
         self._keys = RequestKeys(group_manager.block_size, self._tree)
         # What was found for requests that wait, to be looked up again only where the tree changed.
-        self._matches: dict[str, Match] = {}
+        self._matches: dict[str, tuple[Key, int, Match]] = {}
         group_manager.keys = self._keys
         if config.eviction == "priority":
             group_manager.importance = _priority
@@ -405,18 +405,20 @@ class RadixKVCacheManager(KVCacheManager):
         None for a request that must not read the cache. Looking up is not using: nothing is locked,
         counted, published or refreshed. O(1) if nothing changed where the last probe ended.
         """
-        if not self.prefix_cache_lookup_enabled(request):
-            return None
-        key = self._keys.key(request)
-        # The last token is always computed, since its logits are needed.
-        limit = len(key) - 1
         known = self._matches.get(request.request_id)
         if known is None:
+            if not self.prefix_cache_lookup_enabled(request):
+                return None
+            key = self._keys.key(request)
+            # The last token is always computed, since its logits are needed.
+            limit = len(key) - 1
             match = self._tree.match(key, limit)
         else:
-            match = self._tree.match_again(known, key, limit)
-        if match is not known:
-            self._matches[request.request_id] = match
+            key, limit, before = known
+            match = self._tree.match_again(before, key, limit)
+            if match is before:
+                return match
+        self._matches[request.request_id] = (key, limit, match)
         return match
 
     def _choose_source(self, matched: MatchedBlocks) -> int:

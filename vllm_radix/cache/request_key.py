@@ -2,7 +2,9 @@
 """The keys of vLLM's requests: what of a request decides whose KV it may share."""
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -10,6 +12,8 @@ from vllm.v1.request import Request
 
 from vllm_radix.tree import Key, LabelTable, Namespace, RadixTree, pack_tokens
 from vllm_radix.tree.key import TOKEN_BYTES
+
+_EDGES_AT_A_TIME = 10_000
 
 
 class RequestKeys:
@@ -77,34 +81,53 @@ class RequestKeys:
             tokens = tokens[start:stop]
         if not request.mm_features and request.prompt_embeds is None:
             return pack_tokens(tokens)
-        packed = np.fromiter(tokens, np.int32, len(tokens))
+        data = bytearray(pack_tokens(tokens))
         # Placeholder tokens look alike whatever they stand for; labels don't. What stands at a
         # position counts too: an item may have text in it, such as the time stamps of a video.
         for feature in request.mm_features:
-            first = feature.mm_position.offset
-            last = first + feature.mm_position.length
-            if first < stop and last > start:
-                span = packed[max(first - start, 0) : last - start]
-                values, which = np.unique(span, return_inverse=True)
-                labels = [
-                    self._labels.label(("item", feature.identifier, value))
-                    for value in values.tolist()
-                ]
-                span[:] = np.array(labels, np.int32)[which]
+            offset = feature.mm_position.offset
+            first, last = max(offset, start), min(offset + feature.mm_position.length, stop)
+            if first < last:
+                span = slice((first - start) * TOKEN_BYTES, (last - start) * TOKEN_BYTES)
+                data[span] = self._labelled(data[span], feature.identifier)
         if request.prompt_embeds is not None:
             # Embeddings have no tokens, or stand between them: each block's rows are an item.
             embeds = request.prompt_embeds[start:stop]
             for first in range(0, len(embeds), self._block_size):
-                rows = slice(first, min(first + self._block_size, len(embeds)))
-                packed[rows] = self._labels.label(
-                    ("embeds", _digest(embeds[rows]), packed[rows].tobytes())
-                )
-        return packed.tobytes()
+                rows = embeds[first : first + self._block_size]
+                span = slice(first * TOKEN_BYTES, (first + len(rows)) * TOKEN_BYTES)
+                label = self._labels.label(("embeds", _digest(rows), bytes(data[span])))
+                data[span] = pack_tokens((label,)) * len(rows)
+        return bytes(data)
+
+    def _labelled(self, packed: bytearray, identifier: str) -> bytes:
+        """The labels for an item that stands in the place of ``packed`` tokens. O(tokens)."""
+        num_tokens = len(packed) // TOKEN_BYTES
+        first = packed[:TOKEN_BYTES]
+        if packed == first * num_tokens:
+            token = int.from_bytes(first, sys.byteorder, signed=True)
+            return pack_tokens((self._labels.label((identifier, token)),)) * num_tokens
+        # Equal tokens stand in long runs: what is not vectorised is done by run.
+        values = np.frombuffer(packed, np.int32)
+        starts = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
+        tokens = values[starts].tolist()
+        label_of = {token: self._labels.label((identifier, token)) for token in set(tokens)}
+        labels = np.array([label_of[token] for token in tokens], np.int32)
+        return np.repeat(labels, np.diff(starts, append=num_tokens)).tobytes()
 
     def _labels_in_use(self) -> Iterator[int]:
-        for node in self._tree.all_nodes():
-            edge = np.frombuffer(bytes(node.edge), np.int32)
-            yield from np.unique(edge[edge < 0]).tolist()
+        # A sweep must not take seconds where a large tree holds few labels: many edges at a time.
+        edges = (node.edge for node in self._tree.all_nodes())
+        while some := list(islice(edges, _EDGES_AT_A_TIME)):
+            yield from _labels_in(b"".join(some))
+        for key in self._keys.values():
+            yield from _labels_in(key.data)
+
+
+def _labels_in(data: bytes) -> list[int]:
+    values = np.frombuffer(data, np.int32)
+    labels: list[int] = np.unique(values[values < 0]).tolist()
+    return labels
 
 
 def _digest(rows: torch.Tensor) -> bytes:

@@ -9,6 +9,7 @@ at a time (Denning, 1968): so many that what they use soon stays in memory.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from vllm.v1.request import Request
 
@@ -23,6 +24,9 @@ _LIKELY = 0.4
 Measured with ``vllm-radix replay`` on agents: from 0.3 to 0.5, the hit rate falls by 0.02 and the
 makespan by a tenth.
 """
+
+_MAX_WANTED = 256
+"""How many waiting requests, the first ones, have a claim to what is cached of them."""
 
 _SMOOTHING = 0.05
 """Weight of a new observation in a running mean."""
@@ -86,7 +90,7 @@ class AdmissionControl:
             ordered: the waiting requests in their order.
             pinned: what is kept in any case.
         """
-        waiting = [entry for entry in ordered if entry.match is not None]
+        waiting = [entry for entry in islice(ordered, _MAX_WANTED) if entry.match is not None]
         if not waiting and not pinned and not self._is_told:
             return
         self._is_told = bool(waiting or pinned)
@@ -107,10 +111,10 @@ class AdmissionControl:
 
     def is_held(self, waiting: Waiting) -> bool:
         """Whether the request needs more memory than nobody is about to use. O(1)."""
-        if not self._running():
+        num_free_tokens = self._num_free_tokens - waiting.num_tokens_ahead
+        if num_free_tokens > 0 and self._need(waiting) <= num_free_tokens:
             return False
-        num_free_tokens = max(self._num_free_tokens - waiting.num_tokens_ahead, 0)
-        return self._need(waiting) > num_free_tokens
+        return bool(self._running())
 
     def on_admitted(self, waiting: Waiting) -> None:
         """The request runs from now on."""

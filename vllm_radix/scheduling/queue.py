@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -33,8 +33,14 @@ class CachedPrefix(Protocol):
         """Where it ends: one and the same object for requests that share their branch."""
 
 
-Probe = Callable[[Request], CachedPrefix | None]
-"""Finds the longest cached prefix of a request, None if it may have none, and changes nothing."""
+class Probe(Protocol):
+    """Says what is cached of a request. Asking changes nothing."""
+
+    def find(self, request: Request) -> CachedPrefix | None:
+        """The longest cached prefix; None if the request may not read the cache."""
+
+    def state(self, node: Any) -> object:
+        """Another value as soon as a prefix that ended at ``node`` may end elsewhere. O(1)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +53,8 @@ class Waiting:
         is_resumed: it ran before and was preempted.
         deadline: by which admission of its lane it has to be admitted.
         match: its longest cached prefix when the queue looked last.
-        rank: sorts the requests of a lane.
+        is_ordered: it is in the window.
+        rank: sorts the requests in the window.
         num_tokens_ahead: evictable tokens that only those ahead of it are about to use.
     """
 
@@ -57,13 +64,14 @@ class Waiting:
     is_resumed: bool = False
     deadline: float = 0.0
     match: CachedPrefix | None = None
+    is_ordered: bool = False
     rank: tuple[int, int, int] = (0, 0, 0)
     num_tokens_ahead: int = 0
 
     @property
     def num_cached_tokens(self) -> int:
         """Tokens of the longest cached prefix."""
-        return self.match.num_tokens if self.match is not None else 0
+        return _num_tokens(self.match)
 
 
 class Gate(Protocol):
@@ -115,7 +123,7 @@ class PrefixAffinityQueue(RequestQueue):
         self._somebody_waited = False
 
     def start_step(self) -> None:
-        """Look at what changed since the last step. O(waiting, up to the window)."""
+        """Look at what changed since the last step; see :meth:`_Lane.look` for the cost."""
         self._count_admission()
         self._given.clear()
         self._is_front_known = False
@@ -245,6 +253,25 @@ _arrival = attrgetter("arrival")
 _rank = attrgetter("rank")
 _deadline = attrgetter("deadline", "arrival")
 
+_MAX_PASSED_OVER = 64
+"""How many held requests are passed over in search of one that is not."""
+
+
+class _Branch:
+    """The requests of a lane whose cached prefixes end at one node.
+
+    Attributes:
+        seniority: the arrival of its first request; a branch keeps it as long as it has any.
+        state: what the probe said of the node before any of the prefixes was looked up.
+    """
+
+    __slots__ = ("entries", "seniority", "state")
+
+    def __init__(self, seniority: int, state: object) -> None:
+        self.seniority = seniority
+        self.state = state
+        self.entries: dict[Waiting, None] = {}
+
 
 class _Lane:
     """The waiting requests of one priority.
@@ -252,7 +279,8 @@ class _Lane:
     Attributes:
         resumed: those that ran before and were preempted, the next one first.
         arrivals: the others, in the order of arrival.
-        ordered: the oldest of these, up to the window, by rank.
+        ordered: the oldest of these, up to the window, by rank: the longest cached prefix first;
+            ties by the branch, the most senior first; then by arrival.
     """
 
     def __init__(self, probe: Probe, gate: Gate, patience: float) -> None:
@@ -261,6 +289,7 @@ class _Lane:
         self._patience = patience
         self._num_admitted = 0
         self._by_deadline: list[Waiting] = []
+        self._branches: dict[Any, _Branch] = {}
         self.resumed: deque[Waiting] = deque()
         self.arrivals: list[Waiting] = []
         self.ordered: list[Waiting] = []
@@ -283,44 +312,31 @@ class _Lane:
         insort(self.arrivals, entry, key=_arrival)
         insort(self._by_deadline, entry, key=_deadline)
         if len(self.ordered) < WINDOW:
-            entry.match = self._probe(entry.request)
-            entry.rank = (-entry.num_cached_tokens, entry.arrival, entry.arrival)
-            insort(self.ordered, entry, key=_rank)
+            self._place(entry, self._probe.find(entry.request))
 
     def remove(self, entry: Waiting) -> None:
         _discard(self.arrivals, entry, _arrival)
         _discard(self._by_deadline, entry, _deadline)
-        _discard(self.ordered, entry, _rank)
+        if entry.is_ordered:
+            self._displace(entry)
 
     def look(self) -> None:
-        """Rank those of the window anew.
-
-        By cached prefix, the longest first; ties by the node in which it ends, that of the oldest
-        request first; then by arrival.
-        """
-        window = self.arrivals[:WINDOW]
-        oldest: dict[Any, int] = {}
-        for entry in window:
-            match = entry.match = self._probe(entry.request)
-            group = oldest.setdefault(match.node if match is not None else None, entry.arrival)
-            entry.rank = (-entry.num_cached_tokens, group, entry.arrival)
-        window.sort(key=_rank)
-        self.ordered = window
+        """Bring the order up to date. O(branches + requests of branches that changed)."""
+        for node, branch in list(self._branches.items()):
+            if branch.state != self._probe.state(node):
+                self._look_at(node, branch)
+        if len(self.ordered) < min(WINDOW, len(self.arrivals)):
+            for entry in self.arrivals[:WINDOW]:
+                if not entry.is_ordered:
+                    self._place(entry, self._probe.find(entry.request))
 
     def on_admitted(self, admitted: Waiting) -> None:
-        """Count an admission; requests that share the admitted one's branch have more cached."""
+        """Count an admission; those that share the admitted one's branch have more cached now."""
         self._num_admitted += 1
-        if admitted.match is None:
-            return
-        changed = False
-        for entry in self.ordered:
-            if entry.match is not None and entry.match.node is admitted.match.node:
-                entry.match = self._probe(entry.request)
-                rank = (-entry.num_cached_tokens, *entry.rank[1:])
-                changed |= rank != entry.rank
-                entry.rank = rank
-        if changed:
-            self.ordered.sort(key=_rank)
+        node = _node(admitted.match)
+        branch = self._branches.get(node)
+        if branch is not None:
+            self._look_at(node, branch)
 
     def front(self, somebody_waited: bool) -> Waiting | None:
         """The request to try next, or None if all are held."""
@@ -329,7 +345,7 @@ class _Lane:
         urgent = self._urgent()
         if urgent is not None:
             return urgent
-        candidates = self.ordered if somebody_waited else self.arrivals
+        candidates = islice(self.ordered if somebody_waited else self.arrivals, _MAX_PASSED_OVER)
         return next((entry for entry in candidates if not self._gate.is_held(entry)), None)
 
     def _urgent(self) -> Waiting | None:
@@ -349,9 +365,47 @@ class _Lane:
                 break
         return None
 
+    def _look_at(self, node: Any, branch: _Branch) -> None:
+        # Before looking up, lest a change in between go unnoticed.
+        branch.state = self._probe.state(node)
+        for entry in list(branch.entries):
+            match = self._probe.find(entry.request)
+            if _node(match) is not node or _num_tokens(match) != entry.num_cached_tokens:
+                self._displace(entry)
+                self._place(entry, match)
+
+    def _place(self, entry: Waiting, match: CachedPrefix | None) -> None:
+        entry.match = match
+        entry.is_ordered = True
+        node = _node(match)
+        branch = self._branches.get(node)
+        if branch is None:
+            state = self._probe.state(node) if match is not None else None
+            branch = self._branches[node] = _Branch(entry.arrival, state)
+        branch.entries[entry] = None
+        entry.rank = (-entry.num_cached_tokens, branch.seniority, entry.arrival)
+        insort(self.ordered, entry, key=_rank)
+
+    def _displace(self, entry: Waiting) -> None:
+        entry.is_ordered = False
+        _discard(self.ordered, entry, _rank)
+        node = _node(entry.match)
+        branch = self._branches[node]
+        del branch.entries[entry]
+        if not branch.entries:
+            del self._branches[node]
+
+
+def _node(match: CachedPrefix | None) -> Any:
+    return match.node if match is not None else None
+
+
+def _num_tokens(match: CachedPrefix | None) -> int:
+    return match.num_tokens if match is not None else 0
+
 
 def _discard(entries: list[Waiting], entry: Waiting, key: Callable[[Waiting], Any]) -> None:
     """Take ``entry`` out of a list that is sorted by ``key``, which is unique."""
     at = bisect_left(entries, key(entry), key=key)
-    if at < len(entries) and entries[at] is entry:
-        del entries[at]
+    assert entries[at] is entry
+    del entries[at]

@@ -141,7 +141,7 @@ class ReturnEstimator:
                     # It left at some time within this age.
                     self._num_entered[idle.bucket] -= 0.5
                     self._drop(idle)
-                elif bucket + 1 == len(_AGES):
+                elif now - idle.ended_at >= _FORGOTTEN_AT:
                     self._drop(idle)
                 else:
                     del self._buckets[bucket][idle]

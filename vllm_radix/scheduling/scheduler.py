@@ -22,7 +22,7 @@ from vllm_radix.cache.manager import (
 )
 from vllm_radix.config import RadixConfig
 from vllm_radix.scheduling.admission import AdmissionControl, OpenGate
-from vllm_radix.scheduling.block_hashes import BlockHashProbe
+from vllm_radix.scheduling.probe import BlockHashProbe, TreeProbe
 from vllm_radix.scheduling.queue import PrefixAffinityQueue
 from vllm_radix.scheduling.retention import Retention, wishes_of
 
@@ -92,7 +92,7 @@ class RadixMixin(VllmScheduler):
         if self.radix_manager is None:
             self.hash_probe = BlockHashProbe(self.kv_cache_manager, self.hash_block_size)
         self.affinity_queue = PrefixAffinityQueue(
-            self.hash_probe or self.radix_manager.probe,  # type: ignore[union-attr]
+            self.hash_probe or TreeProbe(self.radix_manager),  # type: ignore[arg-type]
             self.admission or OpenGate(),
             patience=config.patience,
             by_priority=self.policy == SchedulingPolicy.PRIORITY,

@@ -28,7 +28,8 @@ class Node:
         cell: a list of one, this node. The tree files blocks under the cell of their node, so that
             a split or a merge has to visit the blocks of one side only.
         version: changes whenever tokens of the edge leave this node, so that a match which was
-            found to end in it may end elsewhere. Growth does not count.
+            found to end in it may end elsewhere.
+        growth: changes whenever the edge or the children grow, so that such a match may be longer.
         wanted_end: until which token, counted from the root, the edge is wanted (see
             :meth:`~vllm_radix.tree.tree.RadixTree.want`).
         wanted_place: its place in the order of what is wanted.
@@ -41,6 +42,7 @@ class Node:
         "children",
         "detached",
         "edge",
+        "growth",
         "hits",
         "last_access",
         "lock_count",
@@ -70,6 +72,7 @@ class Node:
         self.ticket = 0
         self.cell: list[Node] = [self]
         self.version = 0
+        self.growth = 0
         self.wanted_end = 0
         self.wanted_place = 0
         self.wanted_round = 0

@@ -98,13 +98,15 @@ class RadixTree:
             return False
         if node is _NOWHERE:
             return key.namespace not in self._roots
-        position = num_tokens * TOKEN_BYTES
-        if position >= _size(key, limit):
+        if limit is not None and num_tokens >= limit:
+            return True
+        tokens = key.tokens
+        if num_tokens >= len(tokens):
             return True
         if num_tokens < node.end:
-            at = position - node.start * TOKEN_BYTES
-            return node.edge[at : at + TOKEN_BYTES] != key.data[position : position + TOKEN_BYTES]
-        return key.tokens[num_tokens] not in node.children
+            at = (num_tokens - node.start) * TOKEN_BYTES
+            return _first_token(node.edge, at) != tokens[num_tokens]
+        return tokens[num_tokens] not in node.children
 
     def match_again(self, match: Match, key: Key, limit: int | None = None) -> Match:
         """:meth:`match` for a key that was matched before; compares only what may have changed."""
@@ -204,6 +206,7 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Root(namespace)
+            _NOWHERE.growth += 1
         self._clock += 1
         root.last_access = self._clock
         self._lock(root)
@@ -572,6 +575,7 @@ class RadixTree:
 
     def _give(self, node: Node, data: bytes, blocks: list[int], priority: int) -> Node:
         """Append tokens and blocks below a handle; return the node that ends with them."""
+        node.growth += 1
         if (
             node.parent is not None
             and node.lock_count == 1
@@ -829,7 +833,7 @@ def _size(key: Key, limit: int | None) -> int:
     return len(key.data) if limit is None else min(len(key.data), limit * TOKEN_BYTES)
 
 
-def _first_token(data: bytes, position: int) -> int:
+def _first_token(data: bytes | bytearray, position: int) -> int:
     return int.from_bytes(data[position : position + TOKEN_BYTES], sys.byteorder, signed=True)
 
 

@@ -1,10 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's own KV cache manager has of a waiting request, for models that it has to serve."""
+"""What is cached of a waiting request, asked of the tree or of vLLM's own KV cache manager."""
 
 from dataclasses import dataclass
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
+
+from vllm_radix.cache.manager import RadixKVCacheManager
+from vllm_radix.tree import Node
+
+
+class TreeProbe:
+    """Asks the radix tree, which remembers what it found. O(1) if nothing changed there."""
+
+    def __init__(self, manager: RadixKVCacheManager) -> None:
+        self.find = manager.probe
+
+    @staticmethod
+    def state(node: Node) -> tuple[int, int]:
+        """What the node counts."""
+        return node.version, node.growth
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +43,7 @@ class BlockHashProbe:
         self._block_size = hash_block_size
         self._num_blocks: dict[str, int] = {}
 
-    def __call__(self, request: Request) -> HashedPrefix | None:
+    def find(self, request: Request) -> HashedPrefix | None:
         """The longest prefix of which every block is cached, at most all but the last token."""
         hashes = request.block_hashes[: (request.num_tokens - 1) // self._block_size]
         at = min(self._num_blocks.get(request.request_id, 0), len(hashes))
@@ -39,6 +54,10 @@ class BlockHashProbe:
         self._num_blocks[request.request_id] = at
         last = self._cached(hashes[at - 1]) if at else None
         return HashedPrefix(at * self._block_size, -1 if last is None else last)
+
+    def state(self, node: int) -> object:
+        """Never twice the same: whether a block's successors are cached depends on the request."""
+        return object()
 
     def forget(self, request: Request) -> None:
         """The request does not wait any more."""

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of the waiting queue, and its bound."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.v1.request import Request, RequestStatus
+
+from vllm_radix.scheduling.queue import PrefixAffinityQueue, Waiting
+
+from .factory import make_request
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What the probe of these tests finds."""
+
+    num_tokens: int
+    node: str
+
+
+NOTHING = Prefix(0, "root")
+
+
+class Held:
+    """A gate that holds the requests that a test names."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.admitted: list[str] = []
+
+    def is_held(self, waiting: Waiting) -> bool:
+        return waiting.request.request_id in self.names
+
+    def on_admitted(self, waiting: Waiting) -> None:
+        self.admitted.append(waiting.request.request_id)
+
+
+class Bench:
+    """A queue, with what is cached of each request as the test says."""
+
+    def __init__(self, patience: float = 1000.0, by_priority: bool = False) -> None:
+        self.cached: dict[str, Prefix | None] = {}
+        self.gate = Held()
+        self.queue = PrefixAffinityQueue(
+            self,
+            self.gate,
+            patience=patience,
+            by_priority=by_priority,
+        )
+
+    def find(self, request: Request) -> Prefix | None:
+        return self.cached.get(request.request_id, NOTHING)
+
+    def state(self, node: str) -> object:
+        return object()
+
+    def add(self, name: str, cached: Prefix | None = NOTHING, **options: Any) -> Request:
+        self.cached[name] = cached
+        request = make_request([1] * 9, name, **options)
+        self.queue.add_request(request)
+        return request
+
+    def step(self) -> None:
+        self.queue.start_step()
+
+    def wait(self) -> None:
+        """All that are in the queue now are left waiting by a step."""
+        self.step()
+        self.step()
+
+    def admit(self) -> str:
+        assert self.queue
+        request = self.queue.peek_request()
+        assert self.queue.pop_request() is request
+        request.status = RequestStatus.RUNNING
+        return request.request_id
+
+    def skip(self) -> Request:
+        """As the scheduler does with what it may not run in this step."""
+        return self.queue.pop_request()
+
+    def admit_all(self) -> list[str]:
+        order = []
+        while self.queue:
+            order.append(self.admit())
+        return order
+
+
+def prefix(num_tokens: int, node: str = "a") -> Prefix:
+    return Prefix(num_tokens, node)
+
+
+class TestOrder:
+    def test_who_need_not_wait_come_in_the_order_of_arrival(self) -> None:
+        bench = Bench()
+        bench.step()
+        for name, length in [("a", 0), ("b", 8), ("c", 4)]:
+            bench.add(name, prefix(length))
+        bench.step()
+        assert bench.admit_all() == ["a", "b", "c"]
+
+    def test_with_nothing_cached_the_order_is_that_of_arrival(self) -> None:
+        bench = Bench()
+        for name in "abc":
+            bench.add(name)
+        bench.wait()
+        assert bench.admit_all() == ["a", "b", "c"]
+
+    def test_the_longest_cached_prefix_first(self) -> None:
+        bench = Bench()
+        for name, length in [("a", 0), ("b", 4), ("c", 8), ("d", 4)]:
+            bench.add(name, prefix(length))
+        bench.wait()
+        assert bench.admit_all() == ["c", "b", "d", "a"]
+
+    def test_who_arrives_while_others_wait_is_ranked_at_once(self) -> None:
+        bench = Bench()
+        bench.add("a")
+        bench.wait()
+        bench.add("b", prefix(4))
+        assert bench.admit_all() == ["b", "a"]
+
+    def test_of_equal_length_those_that_end_in_one_node_together(self) -> None:
+        bench = Bench()
+        for name, node in [("a", "x"), ("b", "y"), ("c", "x"), ("d", "z"), ("e", "y")]:
+            bench.add(name, prefix(4, node))
+        bench.wait()
+        assert bench.admit_all() == ["a", "c", "b", "e", "d"]
+
+    def test_who_share_the_branch_of_one_that_was_admitted_follow_it(self) -> None:
+        """Nothing is cached, but it will be as soon as the first of them runs."""
+        bench = Bench()
+        for name in "abc":
+            bench.add(name)
+        bench.wait()
+        assert bench.admit() == "a"
+        bench.cached["c"] = prefix(4)
+        assert bench.admit_all() == ["c", "b"]
+
+    def test_what_changed_is_seen_in_the_next_step(self) -> None:
+        bench = Bench()
+        bench.add("a", prefix(4))
+        bench.add("b", prefix(2))
+        bench.wait()
+        bench.cached["a"] = NOTHING
+        bench.step()
+        assert bench.admit_all() == ["b", "a"]
+
+    def test_a_request_that_may_not_read_the_cache_has_nothing_cached(self) -> None:
+        bench = Bench()
+        bench.add("a", None)
+        bench.add("b", prefix(2))
+        bench.wait()
+        assert bench.admit_all() == ["b", "a"]
+
+    def test_resumed_requests_come_first_the_last_preempted_ahead(self) -> None:
+        bench = Bench()
+        bench.add("a", prefix(8))
+        bench.wait()
+        for name in "xy":
+            request = make_request([1] * 9, name)
+            request.status = RequestStatus.PREEMPTED
+            bench.queue.prepend_request(request)
+        assert [request.request_id for request in bench.queue] == ["y", "x", "a"]
+        assert bench.admit_all() == ["y", "x", "a"]
+
+
+class TestPriority:
+    def test_only_if_the_scheduler_goes_by_it(self) -> None:
+        for by_priority, order in [(True, ["c", "b", "a"]), (False, ["a", "b", "c"])]:
+            bench = Bench(by_priority=by_priority)
+            for name, priority in [("a", 2), ("b", 1), ("c", 0)]:
+                bench.add(name, priority=priority)
+            assert bench.admit_all() == order
+
+    def test_prefixes_count_within_one_priority(self) -> None:
+        bench = Bench(by_priority=True)
+        bench.add("a", prefix(8), priority=1)
+        bench.add("b", prefix(2), priority=0)
+        bench.add("c", prefix(4), priority=0)
+        bench.wait()
+        assert bench.admit_all() == ["c", "b", "a"]
+
+    def test_a_more_important_one_goes_before_a_resumed_one(self) -> None:
+        bench = Bench(by_priority=True)
+        resumed = make_request([1] * 9, "resumed", priority=1)
+        resumed.status = RequestStatus.PREEMPTED
+        bench.queue.prepend_request(resumed)
+        bench.add("a", priority=0)
+        bench.add("b", priority=1)
+        assert bench.admit_all() == ["a", "resumed", "b"]
+
+
+class TestInterface:
+    """What vLLM's scheduler does with a queue."""
+
+    def test_an_empty_queue(self) -> None:
+        queue = Bench().queue
+        assert not queue and len(queue) == 0 and list(queue) == []
+        for call in (queue.peek_request, queue.pop_request):
+            with pytest.raises(IndexError):
+                call()
+
+    def test_a_skipped_request_comes_back_to_its_place(self) -> None:
+        bench = Bench()
+        for name in "abc":
+            bench.add(name)
+        bench.step()
+        skipped = [bench.skip(), bench.skip()]
+        assert bench.admit() == "c"
+        bench.queue.prepend_requests(skipped)
+        assert len(bench.queue) == 2
+        bench.step()
+        assert bench.admit_all() == ["a", "b"]
+
+    def test_a_skipped_request_is_no_admission(self) -> None:
+        bench = Bench()
+        bench.add("a")
+        bench.step()
+        bench.queue.prepend_requests([bench.skip()])
+        bench.step()
+        assert bench.gate.admitted == []
+        assert bench.admit_all() == ["a"]
+        bench.step()
+        assert bench.gate.admitted == ["a"]
+
+    def test_removed_requests_are_gone_wherever_they_were(self) -> None:
+        bench = Bench()
+        requests = [bench.add(name) for name in "abcd"]
+        resumed = make_request([1] * 9, "resumed")
+        resumed.status = RequestStatus.PREEMPTED
+        bench.queue.prepend_request(resumed)
+        stranger = make_request([1] * 9, "stranger")
+        bench.queue.remove_requests([requests[1], resumed, stranger])
+        bench.queue.remove_request(requests[3])
+        assert [request.request_id for request in bench.queue] == ["a", "c"]
+        assert bench.admit_all() == ["a", "c"]
+
+    def test_held_requests_are_in_the_queue_but_not_given_out(self) -> None:
+        bench = Bench()
+        for name in "abc":
+            bench.add(name)
+        bench.gate.names = {"a", "c"}
+        bench.step()
+        assert bench.admit_all() == ["b"]
+        assert not bench.queue and len(bench.queue) == 2
+        bench.gate.names.clear()
+        bench.step()
+        assert bench.admit_all() == ["a", "c"]
+
+    def test_resumed_requests_are_not_held(self) -> None:
+        bench = Bench()
+        resumed = make_request([1] * 9, "resumed")
+        resumed.status = RequestStatus.PREEMPTED
+        bench.queue.prepend_request(resumed)
+        bench.gate.names = {"resumed"}
+        assert bench.admit_all() == ["resumed"]
+
+
+class TestBound:
+    def test_a_patience_of_one_is_first_come_first_served(self) -> None:
+        bench = Bench(patience=1.0)
+        rng = random.Random(0)
+        names = [f"{number}" for number in range(50)]
+        for name in names:
+            bench.add(name, prefix(rng.randrange(8)))
+        bench.wait()
+        assert bench.admit_all() == names
+
+    def test_a_cold_request_among_warm_ones(self) -> None:
+        """One is ahead of it, so it is the sixth at the latest."""
+        bench = Bench(patience=3.0)
+        bench.add("old", prefix(8))
+        bench.add("cold")
+        bench.wait()
+        order = []
+        for number in range(20):
+            bench.add(f"warm {number}", prefix(4))
+            order.append(bench.admit())
+            bench.step()
+        assert order.index("cold") == 5
+
+    def test_an_urgent_request_is_not_held(self) -> None:
+        bench = Bench(patience=2.0)
+        bench.add("cold")
+        bench.gate.names = {"cold"}
+        bench.wait()
+        order = []
+        for number in range(4):
+            bench.add(f"warm {number}", prefix(4))
+            order.append(bench.admit())
+        assert order[1] == "cold"
+
+    @settings(max_examples=300, deadline=None)
+    @given(
+        patience=st.sampled_from([1.0, 1.5, 2.0, 3.0, 8.0]),
+        actions=st.lists(
+            st.one_of(
+                st.tuples(st.just("arrive"), st.integers(0, 8), st.sampled_from("abc")),
+                st.tuples(st.just("admit"), st.just(0), st.just("")),
+                st.tuples(st.just("step"), st.just(0), st.just("")),
+                st.tuples(st.just("abort"), st.integers(0, 99), st.just("")),
+                st.tuples(st.just("hold"), st.integers(0, 99), st.just("")),
+                st.tuples(st.just("evict"), st.integers(0, 99), st.just("")),
+            ),
+            max_size=120,
+        ),
+    )
+    def test_nobody_is_admitted_later_than_promised(
+        self, patience: float, actions: list[tuple[str, int, str]]
+    ) -> None:
+        """With n ahead at its arrival, after at most patience * (n + 1) admissions."""
+        bench = Bench(patience=patience)
+        waiting: dict[str, Request] = {}
+        latest: dict[str, float] = {}
+        num_admitted = 0
+
+        def admit() -> None:
+            nonlocal num_admitted
+            if bench.queue:
+                name = bench.admit()
+                num_admitted += 1
+                del waiting[name]
+                assert num_admitted <= latest.pop(name)
+
+        for number, (action, value, node) in enumerate(actions):
+            names = list(waiting)
+            name = names[value % len(names)] if names else ""
+            if action == "arrive":
+                latest[f"{number}"] = num_admitted + patience * (len(waiting) + 1)
+                waiting[f"{number}"] = bench.add(f"{number}", prefix(value, node))
+            elif action == "admit":
+                admit()
+            elif action == "step":
+                bench.step()
+            elif names and action == "abort":
+                bench.queue.remove_request(waiting.pop(name))
+                del latest[name]
+            elif names and action == "hold":
+                bench.gate.names ^= {name}
+            elif names and action == "evict":
+                bench.cached[name] = NOTHING
+        assert len(bench.queue) == len(waiting)
+        bench.gate.names.clear()
+        bench.step()
+        while waiting:
+            admit()
