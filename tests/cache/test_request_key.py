@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of a request decides whose KV it may share."""
 
+import random
 from itertools import combinations
 
 import pytest
@@ -193,6 +194,54 @@ def test_images_that_nobody_uses_are_forgotten() -> None:
         keys.forget(request)
     assert len(keys._labels) < 2100
     assert keys.key(with_items(image("kept", 0, 4))).tokens[0] == label
+
+
+def test_a_million_images_through_a_small_pool() -> None:
+    """The table holds what is cached and what is being made, and waits for a sweep to forget."""
+    num_images, num_blocks = 1000, 600
+    tree = RadixTree(BLOCK_SIZE, num_blocks)
+    keys = RequestKeys(BLOCK_SIZE, tree)
+    free = list(range(num_blocks))
+    items = [image("", place, 2) for place in range(0, 2 * num_images, 2)]
+    prompt = [9] * (2 * num_images)
+    num_missing = len(prompt) // BLOCK_SIZE
+    for number in range(1000):
+        for item in items:
+            item.identifier = f"{number}/{item.mm_position.offset}"
+        request = with_items(*items, prompt=prompt)
+        key = keys.key(request)
+        free += tree.evict(num_missing - len(free))
+        blocks = [free.pop() for _ in range(num_missing)]
+        tree.release(tree.extend(tree.enter(key.namespace), key.data, blocks).node)
+        keys.forget(request)
+        num_cached = tree.num_cached_blocks * BLOCK_SIZE // 2
+        assert num_cached <= 1200
+        assert len(keys._labels) <= 2 * (num_cached + num_images)
+    again = keys.key(with_items(*items, prompt=prompt))
+    assert tree.match(again).num_tokens == len(prompt)
+
+
+def test_images_of_waiting_requests_are_kept(keys: RequestKeys) -> None:
+    """What a request computes is found by others, however many images came while it waited."""
+    waiting = with_items(image("cat", 0, 20))
+    label = keys.key(waiting).tokens[0]
+    for number in range(5000):
+        request = with_items(image(f"image {number}", 0, 4))
+        keys.key(request)
+        keys.forget(request)
+    assert len(keys._labels) < 2100
+    assert keys.key(with_items(image("cat", 0, 20))).tokens[0] == label
+
+
+def test_runs_of_tokens_inside_an_item(keys: RequestKeys) -> None:
+    """Whatever an item is made of: equal tokens get equal labels, and nothing else does."""
+    rng = random.Random(1)
+    for _ in range(200):
+        prompt = rng.choices(range(rng.randint(1, 5)), k=rng.randint(1, 20))
+        key = keys.key(with_items(image("clip", 0, len(prompt)), prompt=prompt))
+        for (one, a), (other, b) in combinations(zip(prompt, key.tokens, strict=True), 2):
+            assert a < 0 and b < 0
+            assert (a == b) == (one == other)
 
 
 def with_embeds(rows: torch.Tensor, tokens: list[int] | None = None) -> Request:

@@ -3,7 +3,7 @@
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -28,6 +28,8 @@ class RequestKeys:
         self._block_size = block_size
         self._tree = tree
         self._labels = LabelTable(self._labels_in_use)
+        # Those of the key that is being made.
+        self._being_put: list[int] = []
         self._keys: dict[str, Key] = {}
         # How often the weights behind an adapter's id were replaced.
         self._reloads: dict[int, int] = {}
@@ -81,6 +83,7 @@ class RequestKeys:
             tokens = tokens[start:stop]
         if not request.mm_features and request.prompt_embeds is None:
             return pack_tokens(tokens)
+        self._being_put.clear()
         data = bytearray(pack_tokens(tokens))
         # Placeholder tokens look alike whatever they stand for; labels don't. What stands at a
         # position counts too: an item may have text in it, such as the time stamps of a video.
@@ -96,7 +99,7 @@ class RequestKeys:
             for first in range(0, len(embeds), self._block_size):
                 rows = embeds[first : first + self._block_size]
                 span = slice(first * TOKEN_BYTES, (first + len(rows)) * TOKEN_BYTES)
-                label = self._labels.label(("embeds", _digest(rows), bytes(data[span])))
+                label = self._label(("embeds", _digest(rows), bytes(data[span])))
                 data[span] = pack_tokens((label,)) * len(rows)
         return bytes(data)
 
@@ -106,14 +109,20 @@ class RequestKeys:
         first = packed[:TOKEN_BYTES]
         if packed == first * num_tokens:
             token = int.from_bytes(first, sys.byteorder, signed=True)
-            return pack_tokens((self._labels.label((identifier, token)),)) * num_tokens
+            return pack_tokens((self._label((identifier, token)),)) * num_tokens
         # Equal tokens stand in long runs: what is not vectorised is done by run.
         values = np.frombuffer(packed, np.int32)
-        starts = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
-        tokens = values[starts].tolist()
-        label_of = {token: self._labels.label((identifier, token)) for token in set(tokens)}
+        ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, num_tokens)
+        tokens = values[ends - 1].tolist()
+        label_of = {token: self._label((identifier, token)) for token in set(tokens)}
         labels = np.array([label_of[token] for token in tokens], np.int32)
-        return np.repeat(labels, np.diff(starts, append=num_tokens)).tobytes()
+        lengths = np.concatenate((ends[:1], ends[1:] - ends[:-1]))
+        return np.repeat(labels, lengths).tobytes()
+
+    def _label(self, content: Hashable) -> int:
+        label = self._labels.label(content)
+        self._being_put.append(label)
+        return label
 
     def _labels_in_use(self) -> Iterator[int]:
         # A sweep must not take seconds where a large tree holds few labels: many edges at a time.
@@ -122,6 +131,7 @@ class RequestKeys:
             yield from _labels_in(b"".join(some))
         for key in self._keys.values():
             yield from _labels_in(key.data)
+        yield from self._being_put
 
 
 def _labels_in(data: bytes) -> list[int]:
