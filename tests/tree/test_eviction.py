@@ -117,6 +117,87 @@ def leaf(last_access: int) -> Node:
     return node
 
 
+class TestWanted:
+    """Blocks of one token, numbered in the order in which they are first computed."""
+
+    def test_what_is_wanted_goes_last_the_last_of_it_first(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10], [11], [12], [13])
+        assert pool.tree.want([pool.match([10]), pool.match([12])]) == [1, 2]
+        assert list(pool.tree.eviction_order()) == [1, 3, 2, 0]
+        assert pool.evict(4) == [1, 3, 2, 0]
+
+    def test_what_follows_a_wanted_prefix_is_not_wanted(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10, 11, 12, 13], [20])
+        assert pool.tree.want([pool.match([10, 11, 99])]) == [2]
+        assert list(pool.tree.eviction_order()) == [3, 2, 4, 1, 0]
+        assert pool.evict(1) == [3]
+        assert pool.evict(2) == [2, 4]
+        assert pool.num_cached([10, 11]) == 2
+
+    def test_a_block_that_is_wanted_in_part_is_wanted(self) -> None:
+        pool = Pool(block_size=4)
+        serve_each(pool, list(range(12)), [20] * 4)
+        assert pool.tree.want([pool.match([0, 1, 2, 3, 4, 99])]) == [2]
+        assert pool.evict(2) == [2, 3]
+
+    def test_it_counts_once_what_several_want(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10, 11, 12], [10, 11, 22])
+        matches = [pool.match(tokens) for tokens in ([10, 11, 12], [10, 11], [10, 11, 22], [7])]
+        assert pool.tree.want(matches) == [3, 3, 4, 4]
+
+    def test_what_is_in_use_does_not_count(self) -> None:
+        pool = Pool(block_size=1)
+        pool.serve([10, 11, 12])
+        handle = pool.admit([10, 11])
+        assert pool.tree.want([pool.match([10, 11, 12])]) == [1]
+        pool.finish(handle)
+        assert pool.tree.want([pool.match([10, 11, 12])]) == [3]
+
+    def test_it_holds_until_something_else_is_said(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10], [11], [12])
+        pool.tree.want([pool.match([10])])
+        assert pool.evict(1) == [1]
+        pool.tree.want([])
+        assert pool.evict(2) == [0, 2]
+
+    def test_both_parts_of_a_split_are_wanted(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10, 11, 12], [20])
+        pool.tree.want([pool.match([10, 11, 12])])
+        pool.finish(pool.admit([10]))
+        assert pool.evict(1) == [3]
+
+    def test_wanting_is_no_use(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10], [11])
+        pool.tree.want([pool.match([10])])
+        pool.tree.want([])
+        assert pool.evict(1) == [0]
+
+
+def test_an_expired_leaf_goes_first_until_it_is_used() -> None:
+    pool = Pool(block_size=1)
+    serve_each(pool, [10], [11], [12])
+    for tokens in ([12], [11]):
+        pool.tree.expire(pool.match(tokens).node)
+    pool.serve([12])
+    assert pool.evict(3) == [1, 0, 2]
+
+
+def test_what_is_in_use_or_leads_on_does_not_expire() -> None:
+    pool = Pool(block_size=1)
+    serve_each(pool, [10, 11], [10, 12])
+    pool.tree.expire(pool.match([10]).node)
+    handle = pool.admit([10, 11])
+    pool.tree.expire(pool.match([10, 11]).node)
+    pool.finish(handle)
+    assert pool.evict(3) == [2, 1, 0]
+
+
 class TestHeap:
     def test_first_stays(self) -> None:
         heap = EvictionHeap(LRU())

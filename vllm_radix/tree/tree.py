@@ -433,7 +433,8 @@ class RadixTree:
     def eviction_order(self) -> Iterator[int]:
         """The evictable blocks in the order in which :meth:`evict` would free them.
 
-        For whoever wants to save blocks before they go. The first one costs O(leaves). Not to be
+        For whoever wants to save blocks before they go. (Of what is wanted, nodes that merge
+        meanwhile may go in another order.) The first one costs O(leaves). Not to be
         used while the tree changes.
         """
         num_children = {node: len(node.children) for node in self if node.lock_count == 0}
@@ -675,8 +676,9 @@ class RadixTree:
         child.hits = max(child.hits, upper.hits)
         child.priority = min(child.priority, upper.priority)
         if child.wanted_round != self._round:
-            child.wanted_end, child.wanted_place = upper.wanted_end, upper.wanted_place
-            child.wanted_round = upper.wanted_round
+            child.wanted_end, child.wanted_round = upper.wanted_end, upper.wanted_round
+        # If both are wanted, neither goes before its time.
+        child.wanted_place = upper.wanted_place
         if above.children.get(child.first) is upper:
             above.children[child.first] = child
         if upper in self._detached:
