@@ -7,5 +7,6 @@ Both schedulers are vLLM's, built and driven as the engine core does; only the m
 the sampled tokens are made up. They take turns in one process, and the table shows medians.
 
 Reading order: :mod:`.contenders` (the two sides), :mod:`.timing`, :mod:`.figures` (a line of the
-table), then what is measured: :mod:`.requests`, :mod:`.decode`, :mod:`.tree`, :mod:`.memory`.
+table), then what is measured: :mod:`.requests`, :mod:`.images`, :mod:`.decode`, :mod:`.tree`,
+:mod:`.memory`.
 """

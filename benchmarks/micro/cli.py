@@ -11,6 +11,7 @@ from rich.console import Console
 from benchmarks.micro import requests
 from benchmarks.micro.decode import decode
 from benchmarks.micro.figures import Figure, table
+from benchmarks.micro.images import images
 from benchmarks.micro.memory import memory
 from benchmarks.micro.tree import evict_little, evict_much, match_deep
 from vllm_radix import __version__
@@ -66,6 +67,7 @@ def _sections(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             SHORT, rounds(1500), requests.short_targets()
         ),
         f"prefill of {LONG:,} uncached tokens": lambda: requests.uncached_prefill(LONG, rounds(20)),
+        "50 cached images of 576 positions": lambda: images(50, 576, rounds(200)),
         "decode with 256 running requests": lambda: decode(256, rounds(400)),
         "tree alone": lambda: [
             evict_little(rounds(500)),

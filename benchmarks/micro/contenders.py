@@ -21,6 +21,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import BlockHash, get_request_block_hasher, init_none_hash
@@ -67,19 +68,33 @@ class Contender:
     block_hasher: BlockHasher | None
     _ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
-    def request(self, tokens: list[int], max_tokens: int = 1) -> Request:
-        """A new request, hashed where this side needs it. ``tokens`` is the prompt."""
+    def request(
+        self,
+        tokens: list[int],
+        max_tokens: int = 1,
+        items: Sequence[MultiModalFeatureSpec] = (),
+    ) -> Request:
+        """A new request, hashed where this side needs it. ``tokens`` is the prompt.
+
+        ``items`` are the images in it.
+        """
         return Request(
             request_id=str(next(self._ids)),
             prompt_token_ids=tokens,
             sampling_params=_sampling_params(max_tokens),
             pooling_params=None,
             block_hasher=self.block_hasher,
+            mm_features=list(items),
         )
 
-    def arrive(self, tokens: list[int], max_tokens: int = 1) -> Request:
+    def arrive(
+        self,
+        tokens: list[int],
+        max_tokens: int = 1,
+        items: Sequence[MultiModalFeatureSpec] = (),
+    ) -> Request:
         """A request that waits to be scheduled."""
-        request = self.request(tokens, max_tokens)
+        request = self.request(tokens, max_tokens, items)
         self.scheduler.add_request(request)
         return request
 
@@ -99,9 +114,9 @@ class Contender:
         self.scheduler.update_from_output(step, self.sampled(step))
         return step
 
-    def run(self, tokens: list[int]) -> None:
+    def run(self, tokens: list[int], items: Sequence[MultiModalFeatureSpec] = ()) -> None:
         """Serve one request from beginning to end: its prompt is cached then."""
-        self.arrive(tokens)
+        self.arrive(tokens, items=items)
         while self.scheduler.has_unfinished_requests():
             self.step()
 

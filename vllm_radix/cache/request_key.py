@@ -109,7 +109,8 @@ class RequestKeys:
         first = packed[:TOKEN_BYTES]
         if packed == first * num_tokens:
             token = int.from_bytes(first, sys.byteorder, signed=True)
-            return pack_tokens((self._label((identifier, token)),)) * num_tokens
+            label = self._label((identifier, token))
+            return label.to_bytes(TOKEN_BYTES, sys.byteorder, signed=True) * num_tokens
         # Equal tokens stand in long runs: what is not vectorised is done by run.
         values = np.frombuffer(packed, np.int32)
         ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, num_tokens)
