@@ -8,7 +8,7 @@ VLLM ?= 0.32.0
 
 BIN := .venv/bin
 
-.PHONY: setup demo test lint conformance bench clean
+.PHONY: setup demo test lint conformance bench parity clean
 
 setup:
 	@$(PYTHON) benchmarks/environment.py
@@ -29,6 +29,10 @@ conformance: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.micro
+
+parity: setup
+	$(BIN)/python -m benchmarks.parity
+	$(BIN)/python -m benchmarks.parity --stress
 
 # .cache holds the converted model and vLLM's source distributions: made anew on demand.
 clean:
