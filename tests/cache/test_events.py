@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from scheduling.engine import Engine
-from scheduling.factory import BLOCK_SIZE, lora, make_request, make_scheduler
+from scheduling.factory import BLOCK_SIZE, image, lora, make_request, make_scheduler
 from vllm.distributed.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -212,3 +212,31 @@ def test_what_follows_an_evicted_block_is_not_stored() -> None:
     follow_all(engine, batches, follower)
     assert set(follower.prefixes.values()) == cached_prefixes(engine)
     assert len(follower.prefixes) == 1
+
+
+def test_blocks_of_images_carry_the_keys_of_stock() -> None:
+    """Their identifiers with their places in the block, so that a router tells images apart."""
+    prompts = [
+        {"mm_features": [image("cat", 3, 6), image("dog", 12, 5)]},
+        {"mm_features": [image("cat", 3, 6), image("cow", 12, 5)]},
+        {"mm_features": [image("cat", 4, 6)], "cache_salt": "a"},
+        {},
+    ]
+    stored: list[list[tuple[Any, ...]]] = []
+    for scheduler_cls in (vllm_radix.Scheduler, VllmScheduler):
+        engine = Engine(make_scheduler(scheduler_cls, kv_events=True, num_blocks=500))
+        batches = listen(engine)
+        for options in prompts:
+            engine.add(make_request([9] * 20, hashed=True, max_tokens=1, **options))
+            engine.run()
+        events = [event for batch in batches for event in batch.events]
+        stored.append([])
+        for event in events:
+            assert isinstance(event, BlockStored) and event.extra_keys is not None
+            stored[-1] += zip(event.block_hashes, event.extra_keys, strict=True)
+    ours, stock = stored
+    assert ours == stock
+    keys = [extra for _, extra in ours]
+    assert keys[:3] == [(("cat", 3),), (("cat", -1),), (("cat", -5),)]
+    assert (("cow", 0),) in keys and None in keys
+    assert len({block_hash for block_hash, _ in ours}) == len(ours)
