@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workloads are the same for a seed, and a turn contains the answers before it."""
 
+import base64
+import io
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from vllm_radix.bench.ab.workloads import WORKLOADS, make_workload
 from vllm_radix.bench.ab.workloads.base import Call, FileWorkload, Session, Turn
@@ -17,11 +20,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "extraction": {"documents": 3, "pages": 3},
     "tree-search": {"problems": 2, "depth": 3, "candidates": 4, "kept": 2},
     "few-shot": {"tasks": 2, "sessions_per_task": 2, "questions": 2},
+    "screens": {"num_sessions": 4, "tasks": 2, "width": 64, "height": 64},
     "unique": {"num_sessions": 3, "requests": 2},
     "swe": {"copies": 3},
     "generative": {"num_sessions": 5},
 }
-CONVERSATIONS = ("agents", "extraction", "tree-search", "few-shot", "swe")
+CONVERSATIONS = ("agents", "extraction", "tree-search", "few-shot", "screens", "swe")
 
 
 @pytest.fixture
@@ -65,7 +69,7 @@ def play(session: Session) -> list[Turn]:
 def text_of(call: Call) -> str:
     if isinstance(call.content, str):
         return call.content
-    return "\n".join(message["content"] for message in call.content)
+    return "\n".join(str(message["content"]) for message in call.content)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -132,6 +136,34 @@ def test_questions_share_their_examples(make: Callable[..., list[Session]]) -> N
     }
     assert len(heads) == 2
     assert all("The answer is" in head for head in heads)
+
+
+def test_screens_are_opened_once_and_shared(make: Callable[..., list[Session]]) -> None:
+    """They stay in the conversation; agents of one task look at the same ones."""
+    opened = []
+    for session in make("screens"):
+        turns = play(session)
+        assert len(turns) == 6
+        shown = [
+            [
+                part["image_url"]["url"]
+                for message in turn.calls[0].content
+                if isinstance(message["content"], list)
+                for part in message["content"]
+                if part["type"] == "image_url"
+            ]
+            for turn in turns
+        ]
+        assert [len(urls) for urls in shown] == [1, 1, 1, 2, 2, 2]
+        assert all(last[: len(urls)] == urls for urls in shown for last in shown[-1:])
+        opened.append(tuple(shown[-1]))
+    assert len(set(opened)) == 2
+    screens = {screen for urls in opened for screen in urls}
+    assert len(screens) == 4
+    for screen in screens:
+        head, _, data = screen.partition(",")
+        assert head == "data:image/png;base64"
+        assert Image.open(io.BytesIO(base64.b64decode(data))).size == (64, 64)
 
 
 def test_unique_prompts_begin_differently(make: Callable[..., list[Session]]) -> None:

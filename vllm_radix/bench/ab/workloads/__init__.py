@@ -15,13 +15,14 @@ from vllm_radix.bench.ab.workloads.base import FileWorkload, Workload
 from vllm_radix.bench.ab.workloads.extraction import Extraction
 from vllm_radix.bench.ab.workloads.few_shot import FewShot
 from vllm_radix.bench.ab.workloads.files import Generative, Swe
+from vllm_radix.bench.ab.workloads.screens import Screens
 from vllm_radix.bench.ab.workloads.tree_search import TreeSearch
 from vllm_radix.bench.ab.workloads.unique import Unique
 from vllm_radix.bench.replay.names import split_options
 
 WORKLOADS: dict[str, type[Workload]] = {
     workload.name: workload
-    for workload in (Agents, Extraction, TreeSearch, FewShot, Swe, Generative, Unique)
+    for workload in (Agents, Extraction, TreeSearch, FewShot, Screens, Swe, Generative, Unique)
 }
 
 
