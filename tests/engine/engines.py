@@ -47,6 +47,12 @@ def _radix(**options: Any) -> dict[str, Any]:
     }
 
 
+def in_order_of_arrival(kind: str) -> dict[str, Any]:
+    """``additional_config`` of a kind of ours that holds nobody back, so that some are preempted."""
+    options = {"debug_checks": True, "token_granular": kind == "radix", "schedule": "fcfs"}
+    return {"radix": options}
+
+
 # Engine arguments that select each kind.
 KINDS: dict[Kind, dict[str, Any]] = {
     "off": {"enable_prefix_caching": False},

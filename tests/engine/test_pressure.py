@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .conftest import EngineFactory
-from .engines import Ask, Kind, assert_same, one_by_one
+from .engines import Ask, Kind, assert_same, in_order_of_arrival, one_by_one
 from .prompts import tokens
 
 pytestmark = pytest.mark.engine
@@ -59,7 +59,7 @@ def test_parallel_sampling_preempted(engine: EngineFactory, ours: Kind) -> None:
     """Continuations that share their prompt's blocks survive the preemption of one another."""
     ask = Ask(tokens("n", 70), n=5, temperature=1.0, seed=3, max_tokens=80)
     expected = engine("off", block_size=16).run([ask])
-    radix = engine(ours, **SMALL_POOL)
+    radix = engine(ours, **SMALL_POOL, additional_config=in_order_of_arrival(ours))
     assert_same(expected, radix.run([ask]))
     assert radix.totals.preemptions > 0
 

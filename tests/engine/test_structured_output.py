@@ -9,7 +9,7 @@ import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
 from .conftest import EngineFactory
-from .engines import Ask, Kind, assert_same, one_by_one
+from .engines import Ask, Kind, assert_same, in_order_of_arrival, one_by_one
 from .prompts import tokens
 
 pytestmark = pytest.mark.engine
@@ -65,6 +65,12 @@ def test_preempted(engine: EngineFactory, ours: Kind) -> None:
         for i in range(6)
     ]
     expected = engine("off", block_size=16).run(asks)
-    radix = engine(ours, block_size=16, num_gpu_blocks_override=24, max_model_len=320)
+    radix = engine(
+        ours,
+        block_size=16,
+        num_gpu_blocks_override=24,
+        max_model_len=320,
+        additional_config=in_order_of_arrival(ours),
+    )
     assert_same(expected, radix.run(asks))
     assert radix.totals.preemptions > 0

@@ -57,6 +57,7 @@ class Bench:
         return self.cached.get(request.request_id, NOTHING)
 
     def state(self, node: str) -> object:
+        assert node is not None
         return object()
 
     def add(self, name: str, cached: Prefix | None = NOTHING, **options: Any) -> Request:

@@ -119,6 +119,13 @@ def test_the_next_turn_of_a_session_takes_the_place_of_the_one_before() -> None:
     assert len(estimator) == 1
 
 
+def test_the_most_recent_come_first() -> None:
+    estimator, cache = ReturnEstimator(), Cache()
+    numbers = [cache.leave(estimator, now) for now in (0.0, 0.01, 3.0, 3.01)]
+    found = [match.node for match in estimator.expected(3.02, 1e6, 0.0)]
+    assert found == [cache.node(number) for number in reversed(numbers)]
+
+
 def test_few_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(returns, "_MAX_IDLE", 10)
     estimator, cache = ReturnEstimator(), Cache()

@@ -323,7 +323,7 @@ class _Lane:
     def look(self) -> None:
         """Bring the order up to date. O(branches + requests of branches that changed)."""
         for node, branch in list(self._branches.items()):
-            if branch.state != self._probe.state(node):
+            if branch.state != self._state(node):
                 self._look_at(node, branch)
         if len(self.ordered) < min(WINDOW, len(self.arrivals)):
             for entry in self.arrivals[:WINDOW]:
@@ -365,9 +365,13 @@ class _Lane:
                 break
         return None
 
+    def _state(self, node: Any) -> object:
+        # There is no node for those that may not read the cache, and nothing changes for them.
+        return self._probe.state(node) if node is not None else None
+
     def _look_at(self, node: Any, branch: _Branch) -> None:
         # Before looking up, lest a change in between go unnoticed.
-        branch.state = self._probe.state(node)
+        branch.state = self._state(node)
         for entry in list(branch.entries):
             match = self._probe.find(entry.request)
             if _node(match) is not node or _num_tokens(match) != entry.num_cached_tokens:
@@ -380,8 +384,7 @@ class _Lane:
         node = _node(match)
         branch = self._branches.get(node)
         if branch is None:
-            state = self._probe.state(node) if match is not None else None
-            branch = self._branches[node] = _Branch(entry.arrival, state)
+            branch = self._branches[node] = _Branch(entry.arrival, self._state(node))
         branch.entries[entry] = None
         entry.rank = (-entry.num_cached_tokens, branch.seniority, entry.arrival)
         insort(self.ordered, entry, key=_rank)

@@ -94,6 +94,8 @@ class ReturnEstimator:
     def expected(self, now: float, within: float, probability: float) -> list[Match]:
         """The idle prefixes that are used again within so many seconds, with some probability.
 
+        The most recent ones first.
+
         O(idle prefixes of the ages that come into question).
         """
         self._age(now)
@@ -106,7 +108,9 @@ class ReturnEstimator:
             log_stays = _at(log_survival, age + within) - _at(log_survival, age)
             if 1 - math.exp(log_stays) >= probability:
                 found += [
-                    Match(idle.node, idle.num_tokens, 0, 0) for idle in group if idle.is_cached()
+                    Match(idle.node, idle.num_tokens, 0, 0)
+                    for idle in reversed(group)
+                    if idle.is_cached()
                 ]
         return found
 
