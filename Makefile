@@ -32,7 +32,7 @@ bench: setup
 
 parity: setup
 	$(BIN)/python -m benchmarks.parity
-	$(BIN)/python -m benchmarks.parity --stress
+	$(BIN)/python -m benchmarks.parity --stress --limit 40
 
 # .cache holds the converted model and vLLM's source distributions: made anew on demand.
 clean:
