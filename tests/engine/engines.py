@@ -48,7 +48,7 @@ def _radix(**options: Any) -> dict[str, Any]:
 
 
 def in_order_of_arrival(kind: str) -> dict[str, Any]:
-    """``additional_config`` of a kind of ours that holds nobody back, so that some are preempted."""
+    """``additional_config`` of a kind of ours that holds nobody back: some are preempted then."""
     options = {"debug_checks": True, "token_granular": kind == "radix", "schedule": "fcfs"}
     return {"radix": options}
 
