@@ -12,7 +12,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from vllm_radix.scheduling.queue import PrefixAffinityQueue, Waiting
 
-from .factory import make_request
+from .factory import image, make_request
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,12 @@ class Bench:
 
     def __init__(self, patience: float = 1000.0, by_priority: bool = False) -> None:
         self.cached: dict[str, Prefix | None] = {}
+        self.encoded: set[str] = set()
         self.gate = Held()
         self.queue = PrefixAffinityQueue(
             self,
             self.gate,
+            self,
             patience=patience,
             by_priority=by_priority,
         )
@@ -59,6 +61,9 @@ class Bench:
     def state(self, node: str) -> object:
         assert node is not None
         return object()
+
+    def num_to_encode(self, request: Request, num_cached_tokens: int) -> int:
+        return sum(feature.identifier not in self.encoded for feature in request.mm_features)
 
     def add(self, name: str, cached: Prefix | None = NOTHING, **options: Any) -> Request:
         self.cached[name] = cached
@@ -132,6 +137,16 @@ class TestOrder:
             bench.add(name, prefix(4, node))
         bench.wait()
         assert bench.admit_all() == ["a", "c", "b", "e", "d"]
+
+    def test_of_equal_length_those_whose_images_are_encoded_first(self) -> None:
+        bench = Bench()
+        for name, length, item in [("a", 0, "cat"), ("b", 0, "dog"), ("c", 4, "cat"), ("d", 0, "")]:
+            features = [image(item, 1, 4)] if item else None
+            bench.add(name, prefix(length), mm_features=features)
+        bench.wait()
+        bench.encoded = {"dog"}
+        bench.step()
+        assert bench.admit_all() == ["c", "b", "d", "a"]
 
     def test_who_share_the_branch_of_one_that_was_admitted_follow_it(self) -> None:
         """Nothing is cached, but it will be as soon as the first of them runs."""

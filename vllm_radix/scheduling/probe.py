@@ -2,12 +2,29 @@
 """What is cached of a waiting request, asked of the tree or of vLLM's own KV cache manager."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
 
 from vllm_radix.cache.manager import RadixKVCacheManager
 from vllm_radix.tree import Node
+
+
+class EncoderProbe:
+    """Asks vLLM's encoder cache, which may belong to any class."""
+
+    def __init__(self, encoder_cache_manager: Any) -> None:
+        # Of vLLM's own managers, the one for encoder-decoder models keeps no outputs.
+        self._outputs = getattr(encoder_cache_manager, "cached", {})
+
+    def num_to_encode(self, request: Request, num_cached_tokens: int) -> int:
+        """How many items lie beyond the cached prefix and have no output in the encoder cache."""
+        return sum(
+            feature.identifier not in self._outputs
+            for feature in request.mm_features
+            if feature.mm_position.offset + feature.mm_position.length > num_cached_tokens
+        )
 
 
 class TreeProbe:

@@ -43,6 +43,13 @@ class Probe(Protocol):
         """Another value as soon as a prefix that ended at ``node`` may end elsewhere. O(1)."""
 
 
+class Encoder(Protocol):
+    """Says what of a request's images and the like has to be encoded. Asking changes nothing."""
+
+    def num_to_encode(self, request: Request, num_cached_tokens: int) -> int:
+        """How many items lie beyond the cached prefix and have no output in the encoder cache."""
+
+
 @dataclass(eq=False, slots=True)
 class Waiting:
     """A request in the queue.
@@ -65,7 +72,7 @@ class Waiting:
     deadline: float = 0.0
     match: CachedPrefix | None = None
     is_ordered: bool = False
-    rank: tuple[int, int, int] = (0, 0, 0)
+    rank: tuple[int, int, int, int] = (0, 0, 0, 0)
     num_tokens_ahead: int = 0
 
     @property
@@ -90,6 +97,7 @@ class PrefixAffinityQueue(RequestQueue):
     Args:
         probe: says what is cached of a request.
         gate: may hold requests back; they are in the queue, but not given out for now.
+        encoder: knows which images need no encoding; such requests go before equals.
         patience: how many times as many admissions as first come, first served would take a
             request waits at most. With n others ahead of it in the order of arrival (and, if vLLM
             schedules by priority, no more important one about), it is admitted after at most
@@ -102,13 +110,14 @@ class PrefixAffinityQueue(RequestQueue):
         self,
         probe: Probe,
         gate: Gate,
+        encoder: Encoder,
         *,
         patience: float,
         by_priority: bool,
     ) -> None:
         self._gate = gate
         self._by_priority = by_priority
-        self._make_lane = partial(_Lane, probe, gate, patience)
+        self._make_lane = partial(_Lane, probe, gate, encoder, patience)
         self._lanes: dict[int, _Lane] = {}
         self._entries: dict[str, Waiting] = {}
         self._num_arrived = 0
@@ -280,16 +289,19 @@ class _Lane:
         resumed: those that ran before and were preempted, the next one first.
         arrivals: the others, in the order of arrival.
         ordered: the oldest of these, up to the window, by rank: the longest cached prefix first;
-            ties by the branch, the most senior first; then by arrival.
+            then the fewest items to encode; then by branch, the most senior first; then by arrival.
     """
 
-    def __init__(self, probe: Probe, gate: Gate, patience: float) -> None:
+    def __init__(self, probe: Probe, gate: Gate, encoder: Encoder, patience: float) -> None:
         self._probe = probe
         self._gate = gate
+        self._encoder = encoder
         self._patience = patience
         self._num_admitted = 0
         self._by_deadline: list[Waiting] = []
         self._branches: dict[Any, _Branch] = {}
+        # Those of the window that have images or the like.
+        self._with_items: dict[Waiting, None] = {}
         self.resumed: deque[Waiting] = deque()
         self.arrivals: list[Waiting] = []
         self.ordered: list[Waiting] = []
@@ -321,10 +333,18 @@ class _Lane:
             self._displace(entry)
 
     def look(self) -> None:
-        """Bring the order up to date. O(branches + requests of branches that changed)."""
+        """Bring the order up to date.
+
+        O(branches + requests of branches that changed + requests with images).
+        """
         for node, branch in list(self._branches.items()):
             if branch.state != self._state(node):
                 self._look_at(node, branch)
+        for entry in list(self._with_items):
+            if entry.rank[1] != self._num_to_encode(entry):
+                match = entry.match
+                self._displace(entry)
+                self._place(entry, match)
         if len(self.ordered) < min(WINDOW, len(self.arrivals)):
             for entry in self.arrivals[:WINDOW]:
                 if not entry.is_ordered:
@@ -386,11 +406,19 @@ class _Lane:
         if branch is None:
             branch = self._branches[node] = _Branch(entry.arrival, self._state(node))
         branch.entries[entry] = None
-        entry.rank = (-entry.num_cached_tokens, branch.seniority, entry.arrival)
+        num_to_encode = 0
+        if entry.request.mm_features:
+            self._with_items[entry] = None
+            num_to_encode = self._num_to_encode(entry)
+        entry.rank = (-entry.num_cached_tokens, num_to_encode, branch.seniority, entry.arrival)
         insort(self.ordered, entry, key=_rank)
+
+    def _num_to_encode(self, entry: Waiting) -> int:
+        return self._encoder.num_to_encode(entry.request, entry.num_cached_tokens)
 
     def _displace(self, entry: Waiting) -> None:
         entry.is_ordered = False
+        self._with_items.pop(entry, None)
         _discard(self.ordered, entry, _rank)
         node = _node(entry.match)
         branch = self._branches[node]

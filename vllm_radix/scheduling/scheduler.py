@@ -22,7 +22,7 @@ from vllm_radix.cache.manager import (
 )
 from vllm_radix.config import RadixConfig
 from vllm_radix.scheduling.admission import AdmissionControl, OpenGate
-from vllm_radix.scheduling.probe import BlockHashProbe, TreeProbe
+from vllm_radix.scheduling.probe import BlockHashProbe, EncoderProbe, TreeProbe
 from vllm_radix.scheduling.queue import PrefixAffinityQueue
 from vllm_radix.scheduling.retention import Retention, wishes_of
 
@@ -94,6 +94,7 @@ class RadixMixin(VllmScheduler):
         self.affinity_queue = PrefixAffinityQueue(
             self.hash_probe or TreeProbe(self.radix_manager),  # type: ignore[arg-type]
             self.admission or OpenGate(),
+            EncoderProbe(self.encoder_cache_manager),
             patience=config.patience,
             by_priority=self.policy == SchedulingPolicy.PRIORITY,
         )
