@@ -70,11 +70,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--options",
         type=json.loads,
-        # Stock reuses whole blocks, and its tests count them.
-        default={"token_granular": False},
+        # Stock reuses whole blocks in the order of arrival, and its tests count them.
+        default={"token_granular": False, "schedule": "fcfs"},
         metavar="JSON",
         help="options of ours, as --additional-config has them under 'radix', instead of "
-        """'{"token_granular": false}': stock reuses whole blocks, and its tests count them""",
+        """'{"token_granular": false, "schedule": "fcfs"}', which is what stock's tests count on""",
     )
     parser.add_argument(
         "--remake-baseline",
