@@ -301,6 +301,22 @@ class TestBound:
             bench.step()
         assert order.index("cold") == 5
 
+    def test_a_request_that_was_skipped_alone_keeps_its_deadline(self) -> None:
+        bench = Bench(patience=2.0)
+        for number in range(20):
+            bench.add(f"{number}")
+            bench.admit()
+            bench.step()
+        bench.add("skipped")
+        bench.step()
+        bench.queue.prepend_requests([bench.skip()])
+        order = []
+        for number in range(6):
+            bench.add(f"warm {number}", prefix(4))
+            bench.step()
+            order.append(bench.admit())
+        assert order[1] == "skipped"
+
     def test_an_urgent_request_is_not_held(self) -> None:
         bench = Bench(patience=2.0)
         bench.add("cold")

@@ -134,7 +134,9 @@ class PrefixAffinityQueue(RequestQueue):
     def start_step(self) -> None:
         """Look at what changed since the last step; see :meth:`_Lane.look` for the cost."""
         self._count_admission()
+        # What was skipped has come back by now, so that nobody needs the count of an empty lane.
         self._given.clear()
+        self._lanes = {priority: lane for priority, lane in self._lanes.items() if lane}
         self._is_front_known = False
         # Where everybody finds room at once, the order is that of arrival.
         self._somebody_waited = any(
@@ -151,13 +153,8 @@ class PrefixAffinityQueue(RequestQueue):
         return lane.ordered if lane is not None else ()
 
     def _first_lane(self) -> "_Lane | None":
-        while self._lanes:
-            first = min(self._lanes)
-            if self._lanes[first]:
-                return self._lanes[first]
-            # Its deadlines are of no use to anybody any more.
-            del self._lanes[first]
-        return None
+        first = min((priority for priority, lane in self._lanes.items() if lane), default=None)
+        return self._lanes[first] if first is not None else None
 
     def _lane(self, priority: int) -> "_Lane":
         lane = self._lanes.get(priority)
