@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.hooks import RemovableHandle
-from vllm.v1.core.sched import output
 
 from . import models
 from .asynchronous import asynchronous_cpu
@@ -302,12 +301,8 @@ def test_random_requests_under_pressure(
     idefics3: Path,
     ours: Kind,
     seed: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same at random times, in a pool that holds a few of them, with evictions."""
-    # vLLM's worker gets no pixels of images that are cached when their request is admitted, and
-    # dies if it has to encode one after all, once the request was preempted: so does stock.
-    monkeypatch.setattr(output, "strip_covered_mm_data", lambda features, *_, **__: features)
     args: dict[str, Any] = {"model": idefics3, "block_size": 16}
     asks = random_asks(seed, 60, longest_answer=40)
     expected = engine("off", **args).run(asks)

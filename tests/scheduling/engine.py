@@ -279,6 +279,11 @@ class Engine:
         self.stats: list[Any] = []
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()
         self._origins: dict[Namespace, int] = {}
+        self.now = 0.0
+        """Seconds, of which each step takes a hundredth: real time would make tests flaky."""
+        admission = getattr(scheduler, "admission", None)
+        if admission is not None:
+            admission.clock = lambda: self.now
 
     def add(self, *requests: Request) -> Request:
         """Add requests; returns the last."""
@@ -295,6 +300,7 @@ class Engine:
     def step(self) -> SchedulerOutput:
         """Schedule a step, and process the output of an earlier one if it is time."""
         self._note_origins()
+        self.now += 0.01
         scheduled = self.scheduler.schedule()
         self.in_flight.append((scheduled, None if self.late else self.execute(scheduled)))
         while len(self.in_flight) >= self.depth or (

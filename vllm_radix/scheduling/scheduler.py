@@ -109,7 +109,13 @@ class RadixMixin(VllmScheduler):
                 waiting.ordered() if waiting is not None else (),
                 self.retention.pinned(self.admission.clock()),
             )
-        return super().schedule(*args, **kwargs)
+        scheduled = super().schedule(*args, **kwargs)
+        if not self.use_v2_model_runner:
+            for new in scheduled.scheduled_new_reqs:
+                # vLLM leaves out the pixels of images that are cached now. But this worker gets
+                # them once only, and needs them if preemption and eviction come in between.
+                new.mm_features = self.requests[new.req_id].mm_features
+        return scheduled
 
     def on_adapter_reloaded(self, lora_int_id: int) -> None:
         """The engine core loaded other weights for an adapter that it had."""

@@ -14,6 +14,7 @@ SMALL = {
     "agents": {"sessions": 12, "turns": 4, "system_prompts": 3, "system_tokens": 50},
     "tree-search": {"problems": 3, "depth": 3, "instruction_tokens": 30, "problem_tokens": 10},
     "rag": {"requests": 40, "documents": 8, "document_tokens": [20, 30]},
+    "screens": {"sessions": 8, "turns": 3, "tasks": 2, "screen_tokens": [20, 30]},
     "unique": {"requests": 30, "prompt_tokens": [20, 40]},
 }
 
@@ -121,3 +122,16 @@ def test_arrivals_have_the_rate_asked_for(name: str) -> None:
 def test_wrong_parameters_are_named(parameters: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_generator("agents", parameters)
+
+
+def test_screens_stand_where_their_spans_say() -> None:
+    """They stay in the conversation, and the agents of a task open the same ones."""
+    tasks = set()
+    for session in generate("screens").sessions:
+        shown: list[bytes] = []
+        for number, call in enumerate(session.calls(), 1):
+            screens = [call.prompt[span.start : span.stop].tobytes() for span in call.images]
+            assert len(screens) == number and screens[:-1] == shown
+            shown = screens
+        tasks.add(tuple(shown))
+    assert len(tasks) == 2

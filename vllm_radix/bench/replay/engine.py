@@ -6,13 +6,16 @@ is measured besides.
 """
 
 import gc
+import hashlib
 import heapq
 import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
@@ -20,7 +23,7 @@ from vllm.v1.request import Request
 
 from vllm_radix.bench.replay.cost import CostModel
 from vllm_radix.bench.replay.schedulers import EvictionCounter, block_hasher
-from vllm_radix.bench.replay.sessions import Call, Session, Workload
+from vllm_radix.bench.replay.sessions import Call, Session, Tokens, Workload
 
 
 class StuckError(RuntimeError):
@@ -90,6 +93,7 @@ class Replay:
         if admission is not None:
             admission.clock = lambda: self.now
         self._hasher = block_hasher(self.scheduler, self.scheduler.block_size)
+        self._make_room_for_images()
         self._live: dict[str, _Live] = {}
         self._order = itertools.count()
         self._due: list[tuple[float, int, _Progress]] = []
@@ -119,6 +123,17 @@ class Replay:
         finally:
             gc.unfreeze()
 
+    def _make_room_for_images(self) -> None:
+        # The model is one of text; with room for what is encoded, the scheduler takes images, too.
+        most = max(
+            (span.stop - span.start for call in self.workload.calls() for span in call.images),
+            default=0,
+        )
+        if most:
+            room = max(most, self.scheduler.scheduler_config.max_num_batched_tokens)
+            self.scheduler.max_num_encoder_input_tokens = room
+            self.scheduler.encoder_cache_manager = EncoderCacheManager(room)
+
     def _send_later(self, due: float, progress: _Progress) -> None:
         heapq.heappush(self._due, (due, next(self._order), progress))
 
@@ -131,7 +146,8 @@ class Replay:
             self.records.append(record)
             request = Request(
                 request_id=f"{session.name}/{progress.turn}/{number}",
-                prompt_token_ids=[self._ids[token] for token in call.prompt.tolist()],
+                prompt_token_ids=[self._ids[token] for token in _seen(call).tolist()],
+                mm_features=_items(call),
                 sampling_params=SamplingParams(max_tokens=len(call.answer), ignore_eos=True),
                 pooling_params=None,
                 arrival_time=due,
@@ -205,3 +221,28 @@ class Replay:
                 self._send_later(self.now + think_time, progress)
         self.num_finished += 1
         self.on_progress(self.num_finished)
+
+
+_PLACEHOLDER = 0
+
+
+def _seen(call: Call) -> Tokens:
+    """The prompt as a tokenizer gives it: all images alike."""
+    if not call.images:
+        return call.prompt
+    seen = call.prompt.copy()
+    for span in call.images:
+        seen[span.start : span.stop] = _PLACEHOLDER
+    return seen
+
+
+def _items(call: Call) -> list[MultiModalFeatureSpec]:
+    return [
+        MultiModalFeatureSpec(
+            data=None,
+            modality="image",
+            identifier=hashlib.sha256(call.prompt[span.start : span.stop].tobytes()).hexdigest(),
+            mm_position=PlaceholderRange(offset=span.start, length=span.stop - span.start),
+        )
+        for span in call.images
+    ]

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,21 @@ def random_tokens(rng: np.random.Generator, num_tokens: int) -> Tokens:
     return rng.integers(NUM_TOKEN_IDS, size=num_tokens, dtype=np.int32)
 
 
+class Span(NamedTuple):
+    """Where an image stands in a prompt, in tokens. Those tokens stand for its content."""
+
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One request and what the model answers to it: at least one token each."""
 
     prompt: Tokens
     answer: Tokens
+    images: tuple[Span, ...] = ()
+    """In the order in which they stand; none overlaps another."""
 
     @property
     def num_tokens(self) -> int:

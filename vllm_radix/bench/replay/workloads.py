@@ -11,7 +11,15 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vllm_radix.bench.replay.sessions import Call, Session, Tokens, Turn, Workload, random_tokens
+from vllm_radix.bench.replay.sessions import (
+    Call,
+    Session,
+    Span,
+    Tokens,
+    Turn,
+    Workload,
+    random_tokens,
+)
 
 Count = Annotated[int, Field(ge=1)]
 Range = tuple[Count, Count]
@@ -156,6 +164,44 @@ class Rag(Generator):
         return sessions
 
 
+class Screens(Generator):
+    """Agents that open a few shared screenshots, one a turn, and keep them in the conversation."""
+
+    name = "screens"
+    sessions: Count = 60
+    turns: Count = 6
+    tasks: Count = 6
+    """Sequences of screens that sessions share."""
+    screen_tokens: Range = (400, 800)
+    """Positions that a screen takes."""
+    system_tokens: Count = 500
+    question_tokens: Range = (20, 60)
+    answer_tokens: Range = (30, 100)
+    think_time: Seconds = 2.0
+    """Mean of an exponential distribution, in seconds."""
+    start_within: Seconds = 1.0
+    """Sessions start uniformly within so many seconds."""
+
+    def _sessions(self, rng: np.random.Generator) -> list[Session]:
+        system = random_tokens(rng, self.system_tokens)
+        tasks = [
+            [_some_tokens(rng, self.screen_tokens) for _ in range(self.turns)]
+            for _ in range(self.tasks)
+        ]
+        sessions = []
+        for number, which in enumerate(rng.permutation(self.sessions) % self.tasks):
+            context, images, turns = system, [], []
+            for screen in tasks[which]:
+                images.append(Span(len(context), len(context) + len(screen)))
+                prompt = np.concatenate((context, screen, _some_tokens(rng, self.question_tokens)))
+                call = Call(prompt, _some_tokens(rng, self.answer_tokens), tuple(images))
+                turns.append(Turn((call,), rng.exponential(self.think_time)))
+                context = call.text()
+            start = rng.uniform(0, self.start_within)
+            sessions.append(Session(f"viewer-{number}", tuple(turns), start))
+        return sessions
+
+
 class Unique(Generator):
     """Prompts that share nothing, arriving at random times, slower than they can be served."""
 
@@ -180,7 +226,7 @@ class Unique(Generator):
 
 
 GENERATORS: dict[str, type[Generator]] = {
-    generator.name: generator for generator in (Batch, Agents, TreeSearch, Rag, Unique)
+    generator.name: generator for generator in (Batch, Agents, TreeSearch, Rag, Screens, Unique)
 }
 
 
