@@ -150,6 +150,17 @@ def test_prompts_that_nobody_continues_hold_nobody() -> None:
     assert server.admitted[-1] == "cold"
 
 
+@pytest.mark.parametrize("sampling", [{}, {"prompt_logprobs": 1}], ids=["reads", "does not"])
+def test_all_that_fit_start_at_once(sampling: dict[str, Any]) -> None:
+    """Whether or not a request may read the cache."""
+    server = Server(64)
+    names = [f"{number}" for number in range(8)]
+    for number, name in enumerate(names):
+        server.add(name, [number] * 9, max_tokens=4, sampling=sampling)
+    server.step()
+    assert server.admitted == names
+
+
 def test_probes_change_nothing() -> None:
     """Many steps in which somebody waits: no statistics, no ages."""
     server = Server(64, max_num_seqs=1)

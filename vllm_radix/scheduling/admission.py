@@ -90,19 +90,20 @@ class AdmissionControl:
             ordered: the waiting requests in their order.
             pinned: what is kept in any case.
         """
-        waiting = [entry for entry in islice(ordered, _MAX_WANTED) if entry.match is not None]
+        waiting = list(islice(ordered, _MAX_WANTED))
         if not waiting and not pinned and not self._is_told:
             return
         self._is_told = bool(waiting or pinned)
         kept = pinned
         if waiting:
             kept = pinned + self._returns.expected(self.clock(), self._mean_residence, _LIKELY)
-        tree = self._manager.tree
-        covered = tree.want(kept + [entry.match for entry in waiting])  # type: ignore[misc]
-        covered.insert(0, 0)
+        readers = [entry for entry in waiting if entry.match is not None]
+        # The first number is that of no match at all.
+        covered = [0]
+        covered += self._manager.tree.want(kept + [entry.match for entry in readers])  # type: ignore[misc]
         num_kept_blocks = covered[len(kept)]
         block_size = self._manager.block_size
-        for entry, num_blocks in zip(waiting, covered[len(kept) :], strict=False):
+        for entry, num_blocks in zip(readers, covered[len(kept) :], strict=False):
             entry.num_tokens_ahead = (num_blocks - num_kept_blocks) * block_size
         if waiting:
             num_free_blocks = self._manager.block_pool.get_num_free_blocks() - num_kept_blocks
