@@ -56,6 +56,14 @@ def test_those_that_return_are_expected_and_those_that_do_not_are_not() -> None:
         assert expected(estimator, 300.0) == is_expected
 
 
+def test_nothing_is_hoped_of_ages_that_nobody_reached_where_nobody_returned() -> None:
+    """Requests run for minutes, and the first of them have just ended."""
+    estimator, cache = ReturnEstimator(), Cache()
+    for number in range(40):
+        cache.leave(estimator, number / 40)
+    assert expected(estimator, 1.0, within=300.0) == 0
+
+
 def test_who_stayed_away_for_longer_than_all_others_is_not_expected_any_more() -> None:
     estimator, cache = ReturnEstimator(), Cache()
     for second in range(400):

@@ -20,7 +20,8 @@ _AGES = [0.0, *(2.0 ** (step / 2) / 16 for step in range(36))]
 _FORGOTTEN_AT = 2.0 ** (36 / 2) / 16
 
 _PRIOR_RETURNS, _PRIOR_ENTRIES = 0.5, 1.0
-"""What is assumed of an age before anything was seen: one prefix, of which half came back."""
+"""What is assumed of each age, beside what was seen: one prefix, of which half came back; fewer, the
+more are idle now for each that ever came back."""
 
 _MEMORY = 1000
 """Halve the counts of an age when they exceed this, so that old habits fade."""
@@ -118,10 +119,12 @@ class ReturnEstimator:
 
     def _log_survival(self) -> list[float]:
         """The logarithm of the share that is still idle at each of ``_AGES``."""
+        num_returned = sum(self._num_returned)
+        prior = _PRIOR_RETURNS * (num_returned + 1) / (num_returned + len(self) + 1)
         total = 0.0
         result = [total]
         for entered, returned in zip(self._num_entered, self._num_returned, strict=True):
-            hazard = (returned + _PRIOR_RETURNS) / (max(entered, returned) + _PRIOR_ENTRIES)
+            hazard = (returned + prior) / (max(entered, returned) + _PRIOR_ENTRIES)
             total += math.log1p(-hazard)
             result.append(total)
         return result
