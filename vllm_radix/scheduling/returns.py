@@ -20,8 +20,10 @@ _AGES = [0.0, *(2.0 ** (step / 2) / 16 for step in range(36))]
 _FORGOTTEN_AT = 2.0 ** (36 / 2) / 16
 
 _PRIOR_RETURNS, _PRIOR_ENTRIES = 0.5, 1.0
-"""What is assumed of each age, beside what was seen: one prefix, of which half came back; fewer, the
-more are idle now for each that ever came back."""
+"""What is assumed of each age beside what was seen: one prefix, of which half came back.
+
+Less, the more prefixes are idle for each that ever came back.
+"""
 
 _MEMORY = 1000
 """Halve the counts of an age when they exceed this, so that old habits fade."""
