@@ -44,6 +44,11 @@ def test_the_class_follows_the_config(policy: str) -> None:
     assert isinstance(overlapping, VllmAsyncScheduler)
 
 
+def test_the_class_that_picks_one_cannot_be_derived_from() -> None:
+    with pytest.raises(TypeError, match="derive from RadixScheduler"):
+        type("Mine", (vllm_radix.Scheduler,), {})
+
+
 def test_everybody_sees_one_cache() -> None:
     scheduler = make_scheduler()
     manager = scheduler.kv_cache_manager

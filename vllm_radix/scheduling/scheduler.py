@@ -168,6 +168,13 @@ class AsyncRadixScheduler(RadixMixin, VllmAsyncScheduler):
 class Scheduler:
     """Names the plugin to vLLM; constructing it gives the scheduler that the config calls for."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Constructing a subclass would give one of ours all the same.
+        raise TypeError(
+            "vllm_radix.Scheduler only picks a class: derive from RadixScheduler or "
+            "AsyncRadixScheduler of vllm_radix.scheduling.scheduler instead."
+        )
+
     def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> SchedulerInterface:  # type: ignore[misc]
         scheduler_cls: type[VllmScheduler] = RadixScheduler
         if vllm_config.scheduler_config.async_scheduling:
