@@ -5,15 +5,12 @@ import os
 import platform
 import shlex
 import shutil
-import signal
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.markup import escape
@@ -28,6 +25,7 @@ from vllm_radix.bench.ab.rounds import Load, Rounds
 from vllm_radix.bench.ab.view import View, table
 from vllm_radix.bench.ab.workloads import make_workload
 from vllm_radix.bench.server import ServerError, require_free_port
+from vllm_radix.bench.signals import terminable
 
 FAILED = 1
 INTERRUPTED = 130
@@ -65,7 +63,7 @@ def run_and_report(settings: Settings, console: Console) -> int:
     file = folder / "results.json"
     status = 0
     try:
-        with _terminable(), View(console, results) as view:
+        with terminable(), View(console, results) as view:
             rounds.run(results, view, lambda: results.write(file))
     except KeyboardInterrupt:
         status = INTERRUPTED
@@ -189,26 +187,3 @@ def _complain(console: Console, text: str) -> None:
     for line in log:
         console.print(f"  {escape(line)}", style="dim", highlight=False, soft_wrap=True)
     console.print(f"[red]{escape(sentence)}[/]", highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a run as Ctrl-C does, results and all.
-
-    Ctrl-C is heard again, too: a shell starts what runs in a script's background deaf to it.
-    """
-
-    def interrupt(_: int, __: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    handlers = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: interrupt,
-        signal.SIGHUP: interrupt,
-    }
-    before = {kind: signal.signal(kind, handler) for kind, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)

@@ -26,6 +26,7 @@ from vllm_radix.bench.parity.results import Job, Results
 from vllm_radix.bench.parity.run import run_arm
 from vllm_radix.bench.parity.view import show
 from vllm_radix.bench.server import ServerError
+from vllm_radix.bench.signals import terminable
 
 FAILED = 1
 INTERRUPTED = 130
@@ -42,9 +43,10 @@ def run_and_report(settings: Settings, console: Console) -> int:
     file = folder / "results.json"
     status = 0
     try:
-        for name, job in jobs.items():
-            _run(name, job, results, folder, console)
-            results.write(file)
+        with terminable():
+            for name, job in jobs.items():
+                _run(name, job, results, folder, console)
+                results.write(file)
         _compare(results)
         status = FAILED if results.failures else 0
     except KeyboardInterrupt:
