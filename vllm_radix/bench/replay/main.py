@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vllm_radix import __version__, compat
+from vllm_radix.bench.outcome import FAILED, INTERRUPTED
 from vllm_radix.bench.replay.cost import CostModel
 from vllm_radix.bench.replay.engine import StuckError
 from vllm_radix.bench.replay.names import parse_counts
@@ -18,9 +19,6 @@ from vllm_radix.bench.replay.plan import Plan, choose_capacities, load_workloads
 from vllm_radix.bench.replay.report import Report
 from vllm_radix.bench.replay.schedulers import Limits, parse_scheduler
 from vllm_radix.bench.replay.traces import TraceOptions
-
-FAILED = 1
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)

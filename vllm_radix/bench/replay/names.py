@@ -3,7 +3,10 @@
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
+
+from pydantic import ValidationError
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -25,6 +28,13 @@ def split_options(text: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(parsed, dict):
         raise ValueError(f'{text!r}: what follows the colon must be like {{"option": value}}.')
     return name, parsed
+
+
+def parameter_error(name: str, error: ValidationError, known: Iterable[str]) -> ValueError:
+    """What is wrong with the parameters of ``name``, in one sentence, and which ones there are."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return ValueError(f"{name}: {where}: {problem['msg']}; the parameters are {', '.join(known)}.")
 
 
 def parse_counts(text: str) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from vllm_radix.bench.replay.names import parameter_error
 from vllm_radix.bench.replay.sessions import (
     Call,
     Session,
@@ -240,12 +241,7 @@ def make_generator(name: str, parameters: dict[str, Any]) -> Generator:
     try:
         return generator.model_validate(parameters)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ValueError(
-            f"{name}: {where}: {problem['msg']}; the parameters are "
-            f"{', '.join(generator.model_fields)}."
-        ) from None
+        raise parameter_error(name, error, generator.model_fields) from None
 
 
 def _single(name: str, prompt: Tokens, answer: Tokens, start: float = 0.0) -> Session:

@@ -18,7 +18,7 @@ from vllm_radix.bench.ab.workloads.files import Generative, Swe
 from vllm_radix.bench.ab.workloads.screens import Screens
 from vllm_radix.bench.ab.workloads.tree_search import TreeSearch
 from vllm_radix.bench.ab.workloads.unique import Unique
-from vllm_radix.bench.replay.names import split_options
+from vllm_radix.bench.replay.names import parameter_error, split_options
 
 WORKLOADS: dict[str, type[Workload]] = {
     workload.name: workload
@@ -51,9 +51,5 @@ def make_workload(text: str, data: Path | None) -> Workload:
     try:
         return workload.model_validate(parameters)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        known = ", ".join(field for field in workload.model_fields if field != "path")
-        raise ValueError(
-            f"{name}: {where}: {problem['msg']}; the parameters are {known}."
-        ) from None
+        known = (field for field in workload.model_fields if field != "path")
+        raise parameter_error(name, error, known) from None

@@ -6,18 +6,16 @@ from random import Random
 from typing import ClassVar
 
 from vllm_radix.bench.ab.workloads.base import (
-    Call,
     Count,
     Message,
     Range,
     Seconds,
     Session,
-    Turn,
-    Turns,
     Workload,
-    assistant,
+    dialogue,
     draw,
     system,
+    think_times,
     user,
 )
 from vllm_radix.bench.ab.workloads.prose import PEOPLE, PLACES, THINGS, prose, rules, sentence
@@ -70,18 +68,8 @@ def _session(name: str, role: Message, start: float, settings: Agents, rng: Rand
     # All that others say is drawn now, so that it does not depend on who answers first.
     messages = [_task(rng, draw(rng, settings.message_words))]
     messages += [_result(rng, draw(rng, settings.message_words)) for _ in range(settings.turns - 1)]
-    waits = [0.0] + [
-        rng.expovariate(1 / settings.think_time) if settings.think_time else 0.0
-        for _ in range(settings.turns - 1)
-    ]
-
-    def turns() -> Turns:
-        history: tuple[Message, ...] = (role,)
-        for message, wait in zip(messages, waits, strict=True):
-            history = (*history, message)
-            ((answer,),) = yield Turn((Call(history, settings.answer_tokens),), wait)
-            history = (*history, assistant(answer))
-
+    waits = think_times(rng, settings.think_time, settings.turns)
+    turns = dialogue(role, messages, waits, settings.answer_tokens)
     return Session(name, start, settings.turns, turns)
 
 

@@ -103,3 +103,30 @@ def assistant(text: str) -> Message:
 
 def system(text: str) -> Message:
     return {"role": "system", "content": text}
+
+
+def think_times(rng: Random, mean: float, num_turns: int) -> list[float]:
+    """Seconds before each turn, exponentially distributed; none before the first."""
+    return [0.0] + [rng.expovariate(1 / mean) if mean else 0.0 for _ in range(num_turns - 1)]
+
+
+def dialogue(
+    first: Message, messages: Sequence[Message], waits: Sequence[float], answer_tokens: int
+) -> Callable[[], Turns]:
+    """A conversation that keeps all that was said.
+
+    Args:
+        first: what stands above it, such as a system prompt.
+        messages: what is said at each turn.
+        waits: seconds before each turn.
+        answer_tokens: at most, at each turn.
+    """
+
+    def turns() -> Turns:
+        history: tuple[Message, ...] = (first,)
+        for message, wait in zip(messages, waits, strict=True):
+            history = (*history, message)
+            ((answer,),) = yield Turn((Call(history, answer_tokens),), wait)
+            history = (*history, assistant(answer))
+
+    return turns

@@ -9,16 +9,14 @@ from typing import ClassVar
 from PIL import Image, ImageDraw
 
 from vllm_radix.bench.ab.workloads.base import (
-    Call,
     Count,
     Message,
     Seconds,
     Session,
-    Turn,
-    Turns,
     Workload,
-    assistant,
+    dialogue,
     system,
+    think_times,
     user,
 )
 from vllm_radix.bench.ab.workloads.prose import PEOPLE, PLACES, THINGS, rules, sentence
@@ -78,18 +76,9 @@ class Screens(Workload):
             first, *others = [_question(rng) for _ in range(self.questions)]
             messages.append(_opened(screen, first))
             messages += [user(question) for question in others]
-        waits = [0.0] + [
-            rng.expovariate(1 / self.think_time) if self.think_time else 0.0 for _ in messages[1:]
-        ]
+        waits = think_times(rng, self.think_time, len(messages))
         start = rng.random() * self.start_within
-
-        def turns() -> Turns:
-            history: tuple[Message, ...] = (instructions,)
-            for message, wait in zip(messages, waits, strict=True):
-                history = (*history, message)
-                ((answer,),) = yield Turn((Call(history, self.answer_tokens),), wait)
-                history = (*history, assistant(answer))
-
+        turns = dialogue(instructions, messages, waits, self.answer_tokens)
         return Session(name, start, len(messages), turns)
 
 
