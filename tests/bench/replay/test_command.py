@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from tests.bench.replay.words import save_tokenizer
 from vllm_radix.bench.replay.report import Report
 from vllm_radix.cli import app
 
@@ -126,6 +127,7 @@ def test_nothing_is_lost_when_interrupted(tmp_path: Path) -> None:
             "The longest request has 2116 tokens, so the capacity must be at least 2128, not 1000.",
         ),
         (["batch", "--limit", "3"], "Options for traces do not apply to 'batch'"),
+        (["screens", "--image-tokens", "3"], "Options for traces do not apply to 'screens'"),
         (["batch", "--png", "/nowhere/at/all.png"], "There is no folder /nowhere/at to write"),
     ],
 )
@@ -146,6 +148,37 @@ def test_a_malformed_trace_gets_one_sentence(tmp_path: Path) -> None:
     assert "leave --seed out" in invoke(trace, "--seed", 1)[1]
     trace.write_text("")
     assert "not a known format" in invoke(trace)[1]
+
+
+def test_images_are_found_only_where_they_are_the_same(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path / "tokenizer")
+
+    def line(seconds: int, *images: str) -> str:
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
+        text = {"type": "text", "text": "a b " * 20}
+        return json.dumps({"time": seconds, "prompt": [text, *parts, text], "answer": "c"})
+
+    hits = {}
+    for name, images in {"same": "xy", "last other": "xz", "swapped": "yx", "twice": "xx"}.items():
+        trace = tmp_path / "trace.jsonl"
+        trace.write_text(f"{line(0, *'xy')}\n{line(9, *images)}\n")
+        options = ["--tokenizer", tokenizer, "--image-tokens", 40, "--capacity", "1k"]
+        status, output = invoke(trace, *options, "--json", tmp_path / "out.json")
+        assert status == 0, output
+        for run in read(tmp_path / "out.json").runs:
+            hits[run.scheduler, name] = round(run.hit_rate * 2 * 160)
+    assert hits == {
+        # All but the last token, which has to be computed.
+        ("radix", "same"): 159,
+        ("radix", "last other"): 80,
+        ("radix", "swapped"): 40,
+        ("radix", "twice"): 80,
+        # The same in whole blocks of 16.
+        ("stock", "same"): 144,
+        ("stock", "last other"): 80,
+        ("stock", "swapped"): 32,
+        ("stock", "twice"): 80,
+    }
 
 
 def test_help_does_not_load_what_a_replay_needs() -> None:

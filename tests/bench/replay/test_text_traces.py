@@ -5,30 +5,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
 
-from vllm_radix.bench.replay.sessions import Call, Workload
+from tests.bench.replay.words import save_tokenizer, words
+from vllm_radix.bench.replay.sessions import NUM_TOKEN_IDS, Call, Span, Workload
 from vllm_radix.bench.replay.traces import TraceError, TraceOptions, read_trace
-
-WORDS = ["<unk>", *"abcdefgh"]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = WhitespaceSplit()
-    folder = tmp_path_factory.mktemp("tokenizer")
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(folder)
-    return str(folder)
-
-
-def words(tokens: np.ndarray) -> str:
-    return " ".join(WORDS[token] if token < len(WORDS) else "?" for token in tokens)
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def read(path: Path, tokenizer: str, lines: list[dict[str, Any]], **options: Any) -> Workload:
@@ -66,6 +52,41 @@ def test_an_answer_is_what_the_next_prompt_goes_on_with(tmp_path: Path, tokenize
     assert [words(call.answer) for call in cut.calls()] == ["c", "?", "c", "?", "?"]
 
 
+def test_an_answer_does_not_begin_a_prompt(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path, marks_beginning=True)
+    line = {"prompt": "a", "answer": "c d"}
+    (call,) = read(tmp_path / "trace.jsonl", tokenizer, [line]).calls()
+    assert (words(call.prompt), words(call.answer)) == ("<s> a", "c d")
+
+
+def test_images_are_where_their_parts_are(tmp_path: Path, tokenizer: str) -> None:
+    page = {"type": "image_url", "image_url": {"url": "page.png"}}
+    lines = [
+        {"prompt": [{"type": "text", "text": "a b"}, page], "session": 1},
+        {
+            "prompt": [
+                {"type": "text", "text": "a b"},
+                page,
+                {"type": "text", "text": "c d"},
+                {**page, "tokens": 2},
+                {"type": "text", "text": "e"},
+            ],
+            "session": 1,
+        },
+    ]
+    workload = read(tmp_path / "trace.jsonl", tokenizer, lines, image_tokens=3)
+    first, second = workload.calls()
+    assert words(first.prompt) == "a b ? ? ?"
+    assert words(second.prompt) == "a b ? ? ? c d ? ? e"
+    assert first.images == (Span(2, 5),)
+    assert second.images == (Span(2, 5), Span(7, 9))
+    assert first.prompt.tolist() == second.prompt[:5].tolist()
+    # The answer is what follows, but no model answers the image after that.
+    assert words(first.answer[:2]) == "c d"
+    assert len(first.answer) == 16
+    assert max(first.answer) < NUM_TOKEN_IDS <= min(second.prompt[7:9])
+
+
 def test_lines_without_times_come_at_once(tmp_path: Path, tokenizer: str) -> None:
     workload = read(tmp_path / "trace.jsonl", tokenizer, [{"prompt": "a"}, {"prompt": "b"}])
     assert [session.start for session in workload.sessions] == [0.0, 0.0]
@@ -79,6 +100,15 @@ def test_lines_without_times_come_at_once(tmp_path: Path, tokenizer: str) -> Non
         ({"session": 1}, "line 2: prompt: Field required"),
         ({"prompt": "a", "time": "noon"}, "line 2: time: Input should be a valid number"),
         ({"prompt": ""}, "line 2: the prompt has no tokens"),
+        ({"prompt": 3}, "line 2: prompt: Input should be a string or a list of content parts"),
+        (
+            {"prompt": [{"type": "image_url", "image_url": {"url": "a"}, "tokens": 0}]},
+            "line 2: prompt.0.image_url.tokens: Input should be greater than or equal to 1",
+        ),
+        (
+            {"prompt": [{"type": "image_url", "image_url": {"url": "a"}}]},
+            "line 2: nothing tells how many tokens an image takes",
+        ),
     ],
 )
 def test_a_malformed_line_is_named(

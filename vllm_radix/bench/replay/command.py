@@ -20,7 +20,7 @@ def replay(
     workload: Annotated[
         str,
         typer.Argument(
-            help="batch, agents, tree-search, rag or unique, with parameters as "
+            help="batch, agents, tree-search, rag, screens or unique, with parameters as "
             "'agents:{\"sessions\": 50}'; or a trace: a Mooncake JSONL file, a session file of "
             "kv-cache-tester or a folder of them, JSONL with prompt, session and time, or a log "
             "of Tree of Thoughts."
@@ -99,6 +99,14 @@ def replay(
             rich_help_panel=_TRACE,
         ),
     ] = None,
+    image_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of an image, for traces that hold images and do not tell.",
+            rich_help_panel=_TRACE,
+        ),
+    ] = None,
     step_ms: Annotated[
         float, typer.Option(min=0.001, help="Milliseconds for a step.", rich_help_panel=_COST)
     ] = 6.0,
@@ -143,7 +151,9 @@ def replay(
         session_ids=session_ids,
         json_file=json_file,
         png_file=png_file,
-        trace=TraceOptions(limit, max_turns, max_answer, max_think, speed, stagger, tokenizer),
+        trace=TraceOptions(
+            limit, max_turns, max_answer, max_think, speed, stagger, tokenizer, image_tokens
+        ),
         cost=CostModel(step_ms / 1e3, prefill_us / 1e6, decode_us / 1e6, attention_ns / 1e9),
     )
     raise typer.Exit(replay_and_report(settings, console))

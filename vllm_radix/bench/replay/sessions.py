@@ -12,7 +12,7 @@ Tokens: TypeAlias = npt.NDArray[np.int32]
 """Token ids, shape ``[num_tokens]``."""
 
 NUM_TOKEN_IDS = 2**20
-"""Made-up ids are below this: so many that two texts hardly ever begin alike by chance."""
+"""Made-up ids of text are below this: so many that two texts hardly ever begin alike by chance."""
 
 
 def random_tokens(rng: np.random.Generator, num_tokens: int) -> Tokens:

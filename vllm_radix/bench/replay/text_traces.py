@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces that hold text: prompts in JSONL, and logs of Tree of Thoughts."""
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field, RootModel
 
-from vllm_radix.bench.replay.sessions import Call, Session, Tokens, Turn, Workload, random_tokens
+from vllm_radix.bench.replay.prompts import Prompt, PromptReader
+from vllm_radix.bench.replay.sessions import (
+    Call,
+    Session,
+    Span,
+    Tokens,
+    Turn,
+    Workload,
+    random_tokens,
+)
 from vllm_radix.bench.replay.traces import (
     TraceError,
     TraceOptions,
@@ -36,11 +45,19 @@ _EVALUATE = (
 class PromptLine(BaseModel):
     """One request."""
 
-    prompt: str
+    prompt: Prompt
     session: str | int | None = None
     time: float | None = None
     """Seconds."""
     answer: str | None = None
+
+
+class _Request(NamedTuple):
+    """A line, its prompt as tokens, and where the images are in them."""
+
+    line: PromptLine
+    prompt: Tokens
+    images: tuple[Span, ...]
 
 
 class Step(BaseModel):
@@ -64,35 +81,35 @@ class Log(RootModel[list[Problem]]):
 def read_prompts(path: Path, options: TraceOptions) -> Workload:
     """Lines of ``{"prompt", "session", "time", "answer"}``, all but the first optional.
 
+    A prompt is a string, or a list of content parts, some of them images.
+
     Lines of one session are its turns, in the order of the file. The time between two of them is
     the think time, since nothing tells how much of it the answer took. A line of no session is
     sent at its time. Where a turn's prompt begins with the prompt before it, the answer before it
-    is what follows there, as many tokens as ``answer`` has or else 16.
+    is what follows there up to an image, as many tokens as ``answer`` has or else 16.
 
     Raises:
         TraceError: naming the malformed line.
     """
-    encode = _tokenizer(path, options)
+    reader = _reader(path, options)
     rng = np.random.default_rng(0)
-    sessions: dict[tuple[str, str], list[tuple[PromptLine, Tokens]]] = {}
+    sessions: dict[tuple[str, str], list[_Request]] = {}
     for count, (number, value) in enumerate(json_lines(path)):
         if count == options.limit:
             break
         place = f"{path}, line {number}"
         line = checked(PromptLine, value, place)
-        prompt = encode(line.prompt)
-        if not len(prompt):
-            raise TraceError(f"{place}: the prompt has no tokens.")
+        prompt, images = reader.prompt(line.prompt, place)
         key = ("line", str(number)) if line.session is None else ("session", str(line.session))
-        sessions.setdefault(key, []).append((line, prompt))
+        sessions.setdefault(key, []).append(_Request(line, prompt, images))
     first = min(
-        (line.time for lines in sessions.values() for line, _ in lines if line.time is not None),
+        (line.time for lines in sessions.values() for line, *_ in lines if line.time is not None),
         default=0.0,
     )
     made = []
     for (kind, name), lines in sessions.items():
-        start = lines[0][0].time
-        turns = _turns(lines, encode, rng, options)
+        start = lines[0].line.time
+        turns = _turns(lines, reader, rng, options)
         seconds = 0.0 if start is None else (start - first) / options.speed
         made.append(Session(f"{kind}-{name}", turns, seconds))
     return Workload(path.stem, tuple(made))
@@ -107,7 +124,7 @@ def read_tree_of_thoughts(path: Path, options: TraceOptions) -> Workload:
     Raises:
         TraceError: naming the malformed problem.
     """
-    encode = _tokenizer(path, options)
+    encode = _reader(path, options).text
     rng = np.random.default_rng(0)
     log = checked(Log, load_json(path), str(path))
     sessions = []
@@ -119,7 +136,7 @@ def read_tree_of_thoughts(path: Path, options: TraceOptions) -> Workload:
                 # The longest, as the empty state is a prefix of everything.
                 state = max((y for y in step.ys if candidate.startswith(y)), key=len, default="")
                 head = f"Numbers: {step.x}\n"
-                thought = encode(candidate[len(state) :])
+                thought = encode(candidate[len(state) :], begins=False)
                 proposals.append(
                     Call(
                         encode(_PROPOSE + head + state),
@@ -138,38 +155,39 @@ def read_tree_of_thoughts(path: Path, options: TraceOptions) -> Workload:
 
 
 def _turns(
-    lines: list[tuple[PromptLine, Tokens]],
-    encode: Callable[[str], Tokens],
+    lines: list[_Request],
+    reader: PromptReader,
     rng: np.random.Generator,
     options: TraceOptions,
 ) -> tuple[Turn, ...]:
     turns = []
     before: float | None = None
-    for position, (line, prompt) in enumerate(lines):
-        answer = encode(line.answer) if line.answer else random_tokens(rng, DEFAULT_ANSWER)
+    for position, (line, prompt, images) in enumerate(lines):
+        answer = (
+            reader.text(line.answer, begins=False)
+            if line.answer
+            else random_tokens(rng, DEFAULT_ANSWER)
+        )
         if position + 1 < len(lines):
-            following = lines[position + 1][1]
-            if np.array_equal(following[: len(prompt)], prompt):
-                answer = continuation(following, len(prompt), len(answer), rng)
+            following = lines[position + 1]
+            if np.array_equal(following.prompt[: len(prompt)], prompt):
+                # A model answers no images, so the next one is the user's.
+                text = following.prompt[: _next_image(following, len(prompt))]
+                answer = continuation(text, len(prompt), len(answer), rng)
         answer = continuation(answer, 0, options.answer_length(len(answer)), rng)
         gap = 0.0 if line.time is None or before is None else line.time - before
-        turns.append(Turn((Call(prompt, answer),), options.think_time(gap)))
+        turns.append(Turn((Call(prompt, answer, images),), options.think_time(gap)))
         before = line.time
     return tuple(turns)
 
 
-def _tokenizer(path: Path, options: TraceOptions) -> Callable[[str], Tokens]:
+def _next_image(request: _Request, position: int) -> int:
+    """Where the first image at or after ``position`` begins, else the end of the prompt."""
+    starts = (image.start for image in request.images if image.start >= position)
+    return next(starts, len(request.prompt))
+
+
+def _reader(path: Path, options: TraceOptions) -> PromptReader:
     if options.tokenizer is None:
         raise TraceError(f"{path} holds text: name the model's tokenizer with --tokenizer.")
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise TraceError(f"There is no tokenizer {options.tokenizer!r}: {reason}") from None
-
-    def encode(text: str) -> Tokens:
-        return np.asarray(tokenizer(text).input_ids, np.int32)
-
-    return encode
+    return PromptReader(options.tokenizer, options.image_tokens)

@@ -42,6 +42,8 @@ class TraceOptions:
     """Seconds between the starts of session files or problems, which record none."""
     tokenizer: str | None = None
     """Of formats that hold text: a name or a folder for ``AutoTokenizer``."""
+    image_tokens: int | None = None
+    """Positions of an image, where a format that holds images does not tell them."""
 
     def think_time(self, recorded: float) -> float:
         """A recorded think time, as it is replayed."""

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts as text, or as text and images in the content parts of the chat API."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from vllm_radix.bench.replay.sessions import NUM_TOKEN_IDS, Span, Tokens
+from vllm_radix.bench.replay.traces import TraceError
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+class TextPart(BaseModel):
+    """Text between images."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(BaseModel):
+    """Where the image is, or the image itself as base64. Nothing is fetched or decoded."""
+
+    url: NonEmpty
+
+
+class ImagePart(BaseModel):
+    """An image. Its URL says which one it is, or its ``uuid`` if it has one, as in vLLM."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    uuid: NonEmpty | None = None
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    """Positions that it takes in the prompt."""
+
+
+def _as_parts(value: Any) -> Any:
+    if isinstance(value, str):
+        return [TextPart(type="text", text=value)]
+    if not isinstance(value, list):
+        raise PydanticCustomError("prompt", "Input should be a string or a list of content parts")
+    return value
+
+
+Prompt: TypeAlias = Annotated[
+    list[Annotated[TextPart | ImagePart, Field(discriminator="type")]], BeforeValidator(_as_parts)
+]
+"""A string is a prompt of one part."""
+
+
+class PromptReader:
+    """Turns the prompts of one trace into tokens."""
+
+    def __init__(self, tokenizer: str, image_tokens: int | None) -> None:
+        """Load the tokenizer.
+
+        Args:
+            tokenizer: a name or a folder for ``AutoTokenizer``.
+            image_tokens: positions of an image whose part does not tell them.
+
+        Raises:
+            TraceError: there is no such tokenizer.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer)
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise TraceError(f"There is no tokenizer {tokenizer!r}: {reason}") from None
+        self._image_tokens = image_tokens
+        self._ids: dict[tuple[bool, str, int], int] = {}
+
+    def text(self, text: str, *, begins: bool = True) -> Tokens:
+        """The tokens of a text, after what the tokenizer sets before a prompt if it ``begins``."""
+        return np.asarray(self._tokenizer(text, add_special_tokens=begins).input_ids, np.int32)
+
+    def prompt(self, parts: Prompt, place: str) -> tuple[Tokens, tuple[Span, ...]]:
+        """The tokens of a prompt, shape ``[num_tokens]``, and where its images are.
+
+        Raises:
+            TraceError: it has no tokens, or nothing tells the size of an image.
+        """
+        texts, images = _split(parts)
+        tokens, spans = [self.text(texts[0])], []
+        position = len(tokens[0])
+        for image, text in zip(images, texts[1:], strict=True):
+            content = self._image(image, place)
+            spans.append(Span(position, position + len(content)))
+            tokens += [content, self.text(text, begins=False)]
+            position += len(content) + len(tokens[-1])
+        if not position:
+            raise TraceError(f"{place}: the prompt has no tokens.")
+        return np.concatenate(tokens), tuple(spans)
+
+    def _image(self, part: ImagePart, place: str) -> Tokens:
+        """The same tokens for the same image, and for no other image and no text."""
+        size = part.tokens or self._image_tokens
+        if size is None:
+            raise TraceError(
+                f'{place}: nothing tells how many tokens an image takes: give its part "tokens", '
+                "or --image-tokens for all that have none."
+            )
+        # What the model sees of an image depends on its size.
+        key = (part.uuid is None, part.uuid or part.image_url.url, size)
+        number = self._ids.setdefault(key, len(self._ids))
+        return np.full(size, NUM_TOKEN_IDS + number, np.int32)
+
+
+def _split(parts: Sequence[TextPart | ImagePart]) -> tuple[list[str], list[ImagePart]]:
+    """The images, and the texts before, between and after them: one more than images."""
+    texts, images = [""], []
+    for part in parts:
+        if isinstance(part, TextPart):
+            texts[-1] += part.text
+        else:
+            images.append(part)
+            texts.append("")
+    return texts, images
