@@ -121,7 +121,8 @@ def test_of_several_blocks_the_one_that_shares_most_is_copied() -> None:
     assert num_tokens == 11
     (matched,) = blocks.blocks
     assert isinstance(matched, MatchedBlocks)
-    assert manager._tree.match_of_block(matched.source).num_tokens == 11
+    assert matched.source is not None and matched.source.end == 11
+    assert manager._tree.match_of_block(matched.source.block).num_tokens == 11
 
 
 def test_a_probe_changes_nothing() -> None:
@@ -333,19 +334,52 @@ def test_blocks_given_away_for_later_are_in_use_until_they_are_freed() -> None:
     ],
     ids=["at once", "later"],
 )
+@pytest.mark.parametrize("num_computed", range(1, 12))
 def test_what_was_cached_but_never_computed_is_not_found(
-    free: Callable[[RadixKVCacheManager, Request], None],
+    free: Callable[[RadixKVCacheManager, Request], None], num_computed: int
 ) -> None:
+    """And what was computed is, up to its last token."""
     manager = make_manager()
     request = make_request(TWELVE)
     admit(manager, request)
-    # Preempted before its step ran, after one that computed five tokens.
-    request.num_computed_tokens = 5
+    # Preempted before its step ran.
+    request.num_computed_tokens = num_computed
     manager.keep_computed_tokens(request)
     free(manager, request)
+    manager.new_step_starts()
     manager.block_pool.check()
     assert num_used(manager) == 0
-    assert num_hit(manager, make_request(TWELVE)) <= 5
+    assert num_hit(manager, make_request([*TWELVE, 12])) == num_computed
+
+
+@pytest.mark.parametrize("num_computed", range(1, 12))
+@pytest.mark.parametrize("num_common", [0, 3, 4, 6, 8, 12])
+@pytest.mark.parametrize("is_other_first", [False, True])
+def test_what_others_computed_stays_when_a_request_did_not(
+    num_computed: int, num_common: int, is_other_first: bool
+) -> None:
+    """Whichever of the two filled the blocks that they have in common."""
+    manager = make_manager()
+    request = make_request(TWELVE)
+    other = make_request([*TWELVE[:num_common], *range(50, 50 + 12 - num_common)])
+    nothing = manager.empty_kv_cache_blocks
+    for one in (other, request) if is_other_first else (request, other):
+        assert manager.allocate_slots(one, 12, 0, nothing) is not None
+    other.num_computed_tokens = 12
+    request.num_computed_tokens = num_computed
+    manager.new_step_starts()
+    manager.keep_computed_tokens(request)
+    manager.block_pool.check()
+    manager.free(request)
+    manager.block_pool.check()
+    manager.new_step_starts()
+    num_full, num_common_full = num_computed // BLOCK_SIZE, num_common // BLOCK_SIZE
+    is_shared_copy_gone = not is_other_first and num_full < num_common_full
+    # The other has duplicates then of what goes.
+    num_left = num_full * BLOCK_SIZE if is_shared_copy_gone else max(num_computed, num_common)
+    assert num_hit(manager, make_request([*TWELVE, 12])) == num_left
+    finish(manager, other)
+    assert num_used(manager) == 0
 
 
 @pytest.mark.parametrize("num_in_flight", [0, 1, 3])

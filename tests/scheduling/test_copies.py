@@ -100,6 +100,35 @@ def test_several_requests_copy_one_block_in_one_step(mode: dict[str, Any]) -> No
 
 
 @modes
+def test_the_block_that_the_first_request_of_a_step_supersedes_serves_the_others_too(
+    mode: dict[str, Any],
+) -> None:
+    """The first fills its copy, which is cached in the place of the source at once."""
+    engine = make_engine(**mode)
+    source = cached_blocks(engine)[2]
+    engine.add(
+        make_request([*PROMPT, 50, 51], "fills it"),
+        make_request([*PROMPT, 60, 61], "fills another"),
+        make_request([*PROMPT, 60, 62], "shares that block"),
+        make_request([*PROMPT, 70], "ends in it"),
+        make_request([*PROMPT[:10], 80], "shares two tokens of it"),
+        make_request([*PROMPT[:9], 50, 51, 52], "shares one"),
+    )
+    scheduled = engine.step()
+    assert scheduled.num_scheduled_tokens == {
+        "fills it": 2,
+        "fills another": 2,
+        "shares that block": 1,
+        "ends in it": 1,
+        "shares two tokens of it": 1,
+        "shares one": 3,
+    }
+    assert [copy[0] for copy in copies(scheduled)] == [source] * 5
+    assert source not in cached_blocks(engine)
+    finish(engine)
+
+
+@modes
 @pytest.mark.parametrize("num_steps", range(4))
 def test_aborted_when_the_copy_is_ordered(mode: dict[str, Any], num_steps: int) -> None:
     """At once another takes all blocks, that of the source and that of the copy among them."""

@@ -169,7 +169,7 @@ class RadixBlockPool(BlockPool):
         # Handles that keep touched blocks of the tree, by block.
         self._holds: dict[int, list[Node]] = {}
         self.fresh: set[int] = set()
-        """Blocks cached in this step, which has not run yet: no source for a copy at its start."""
+        """Blocks cached in this step, which has not run yet: they are computed after its copies."""
         self._min_free = int(free_watermark * num_gpu_blocks)
 
     def view(self, block: int) -> BlockView:
@@ -222,6 +222,10 @@ class RadixBlockPool(BlockPool):
         for block in blocks:
             for _ in range(private.pop(block) - 1):
                 self._holds.setdefault(block, []).append(self.tree.hold(block))
+
+    def take_from_tree(self, blocks: Iterable[int]) -> None:
+        """The tree let go of these blocks, which no match found; they are private again."""
+        self._private.update(dict.fromkeys(blocks, 1))
 
     def free_private(self, blocks: Iterable[int]) -> None:
         """One holder less for each of these private blocks."""

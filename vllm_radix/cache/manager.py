@@ -10,7 +10,7 @@ own) hands its calls to one *group manager*, and both use the *block pool*. We r
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core import kv_cache_coordinator
@@ -67,13 +67,21 @@ class RadixKVCacheBlocks(KVCacheBlocks):
         return (group.ids[:],)
 
 
+class Source(NamedTuple):
+    """A block to be copied for the tokens that follow the full blocks of a match."""
+
+    block: int
+    end: int
+    """Up to which token of the request's prompt the copy holds what the request needs."""
+
+
 class MatchedBlocks(BlockList):
     """The full blocks of a match, not locked yet.
 
     Attributes:
         match: what was found.
         request: who looked it up; None if the blocks came back from elsewhere.
-        source: the block to copy for the tokens after the full blocks; None if there are none.
+        source: what to copy for the tokens after the full blocks; None if there are none.
     """
 
     __slots__ = ("match", "request", "source")
@@ -84,7 +92,7 @@ class MatchedBlocks(BlockList):
         ids: list[int],
         match: Match,
         request: Request | None = None,
-        source: int | None = None,
+        source: Source | None = None,
     ) -> None:
         super().__init__(pool, ids)
         self.match = match
@@ -101,7 +109,7 @@ class BlockTable(BlockList):
         num_cached: how many blocks, from the first, the tree has, in these or in other copies.
         duplicates: those among them that the tree has in other copies. Block tables are
             append-only, so the request keeps its own until it ends.
-        source: the block whose copy the next new block has to become; None once it was ordered.
+        source: what the next new block has to become a copy of; None once it was ordered.
     """
 
     __slots__ = ("duplicates", "handle", "num_cached", "source")
@@ -111,7 +119,7 @@ class BlockTable(BlockList):
         self.handle: Node | None = None
         self.num_cached = 0
         self.duplicates: list[int] = []
-        self.source: int | None = None
+        self.source: Source | None = None
 
 
 class RadixGroupManager(FullAttentionManager):
@@ -127,6 +135,8 @@ class RadixGroupManager(FullAttentionManager):
         super().__init__(*args, **kwargs)
         # No default: an entry exists exactly while the request is admitted.
         self.req_to_blocks: dict[str, BlockTable] = {}  # type: ignore[assignment]
+        # By the block that becomes one, the copies that the coming step starts with.
+        self._copies: dict[int, Source] = {}
 
     @property
     def tree(self) -> RadixTree:
@@ -155,8 +165,20 @@ class RadixGroupManager(FullAttentionManager):
         return (
             num_matched
             - self.tree.num_protected_blocks(matched.match.node, num_matched)
-            + (source is not None and self.block_pool.ref_count(source) == 0)
+            + (source is not None and self.block_pool.ref_count(source.block) == 0)
         )
+
+    def source_after(self, matched: MatchedBlocks) -> Source | None:
+        """The block to copy for what a match has beyond its full blocks, or None."""
+        block = self.tree.block_after(matched.match, len(matched.ids))
+        if block is None:
+            return None
+        end = matched.match.num_tokens
+        if block not in self.block_pool.fresh:
+            return Source(block, end)
+        # It is computed only after the copies. If it becomes one itself, so may others.
+        copied = self._copies.get(block)
+        return copied and Source(copied.block, min(copied.end, end))
 
     def add_local_computed_blocks(
         self,
@@ -184,7 +206,7 @@ class RadixGroupManager(FullAttentionManager):
                 collector.on_block_accessed(block)
         if matched.source is not None:
             # Held until the worker has run the copy (see `take_pending_cow_copies`).
-            self.block_pool.touch([self.block_pool.view(matched.source)])
+            self.block_pool.touch([self.block_pool.view(matched.source.block)])
             table.source = matched.source
 
     def allocate_external_computed_blocks(
@@ -212,7 +234,9 @@ class RadixGroupManager(FullAttentionManager):
             if table.source is not None:
                 copy = self.block_pool.view(new[0])
                 self.block_pool.touch([copy])
-                self._pending_cow_copies.append((self.block_pool.view(table.source), copy))
+                source = self.block_pool.view(table.source.block)
+                self._pending_cow_copies.append((source, copy))
+                self._copies[new[0]] = table.source
                 table.source = None
             table.ids += new
             if self._record_new_block_ids and record_for_zeroing:
@@ -281,6 +305,35 @@ class RadixGroupManager(FullAttentionManager):
             table.num_cached += 1
             self.block_pool.give_to_tree([block])
 
+    def take_back(self, request: Request, num_tokens: int) -> None:
+        """Take the blocks that the request gave for more than ``num_tokens`` tokens from the tree.
+
+        No match finds them any more. They are the request's own again, unless the block in which
+        those tokens begin is the tree's for another reason: somebody else computed it, or uses it.
+        """
+        table = self.req_to_blocks[request.request_id]
+        num_kept = num_tokens // self.block_size
+        duplicates = set(table.duplicates)
+        given = [b for b in table.ids[num_kept : table.num_cached] if b not in duplicates]
+        if not given:
+            return
+        self.block_pool.evict_blocks({given[0]})
+        owner = self.tree.owner(given[0])
+        if given[0] != table.ids[num_kept] or owner is None or owner.lock_count > 1:
+            return
+        assert table.handle is not None
+        if num_kept:
+            kept = self.tree.hold(self.tree.path_blocks(table.handle, num_kept)[-1])
+        else:
+            kept = self.tree.enter(self.keys.namespace(request))
+        freed = self.tree.release(table.handle)
+        own = set(given).intersection(freed)
+        self.block_pool.take_from_tree(own)
+        self.block_pool.reclaim([block for block in freed if block not in own])
+        table.handle = kept
+        table.num_cached = self.num_cached_block[request.request_id] = num_kept
+        table.duplicates = [block for block in table.ids[:num_kept] if block in duplicates]
+
     def free(self, request_id: str) -> None:
         """Unlock the request's path and free its private blocks. O(path + private blocks)."""
         table = self._pop(request_id)
@@ -295,6 +348,7 @@ class RadixGroupManager(FullAttentionManager):
 
     def new_step_starts(self) -> None:
         self.block_pool.start_step()
+        self._copies.clear()
 
     def _pop(self, request_id: str) -> BlockTable | None:
         self.num_cached_block.pop(request_id, None)
@@ -308,7 +362,7 @@ class RadixGroupManager(FullAttentionManager):
         if table.duplicates:
             pool.free_private(reversed(table.duplicates))
         if table.source is not None:
-            pool.free_blocks([pool.view(table.source)])
+            pool.free_blocks([pool.view(table.source.block)])
         if table.handle is not None:
             pool.reclaim(self.tree.release(table.handle))
 
@@ -429,7 +483,10 @@ class RadixKVCacheManager(KVCacheManager):
         request = matched.request
         if not self._token_granular or request is None:
             return num_full
-        num_tokens = matched.match.num_tokens
+        source = self._group.source_after(matched)
+        if source is None:
+            return num_full
+        num_tokens = source.end
         for feature in request.mm_features:
             # Not every model can go on inside an item.
             position = feature.mm_position
@@ -437,10 +494,7 @@ class RadixKVCacheManager(KVCacheManager):
                 num_tokens = max(position.offset, num_full)
         if num_tokens - num_full < self._min_partial_tokens:
             return num_full
-        source = self._tree.block_after(matched.match, num_blocks)
-        if source is None or source in self._pool.fresh:
-            return num_full
-        matched.source = source
+        matched.source = source._replace(end=num_tokens)
         # The copy needs its source to stay. Where that leaves too little room for the request,
         # it would wait for blocks that it holds itself.
         num_needed = cdiv(request.num_tokens, block_size) + 1 - num_blocks
@@ -501,6 +555,21 @@ class RadixKVCacheManager(KVCacheManager):
         table = self._group.req_to_blocks.get(request.request_id)
         return table.handle if table is not None else None
 
+    def is_ahead(self, running: Request, waiting: Request) -> bool:
+        """Whether a running request is yet to compute the block that a waiting one lacks next.
+
+        That is the block with which the cached prefix of the waiting one would go on. Not so once
+        the block is scheduled: then it is found. O(block size) if nothing changed since the last
+        probe.
+        """
+        match, handle = self.probe(waiting), self.handle(running)
+        if match is None or match.node is not handle or match.num_tokens < handle.end:
+            return False
+        start, stop = handle.end, handle.end + self._group.block_size
+        if stop > min(running.num_tokens, waiting.num_tokens):
+            return False
+        return self._keys.data(running, start, stop) == self._keys.data(waiting, start, stop)
+
     def prepare(self, request: Request) -> None:
         """Make the key of a request that arrives, so that no lookup has to. O(tokens)."""
         if self.prefix_cache_lookup_enabled(request):
@@ -521,11 +590,9 @@ class RadixKVCacheManager(KVCacheManager):
         if table is None:
             return
         num_computed = request.num_computed_tokens
-        if num_computed < table.num_cached * self._group.block_size and table.handle is not None:
-            first = num_computed // self._group.block_size
-            # Even if others use it: they have computed the same tokens in blocks of their own.
-            self._pool.evict_blocks({self._tree.path_blocks(table.handle, first + 1)[first]})
-        elif self._token_granular:
+        if num_computed < table.num_cached * self._group.block_size:
+            self._group.take_back(request, num_computed)
+        if self._token_granular:
             # Tokens of steps in flight may be drafts; the last sampled one is not computed yet.
             num_final = min(num_computed - request.num_in_flight_tokens, request.num_tokens)
             if num_final - table.num_cached * self._group.block_size >= self._min_partial_tokens:
