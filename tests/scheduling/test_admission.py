@@ -73,6 +73,41 @@ def test_requests_that_share_a_branch_run_together(async_scheduling: bool) -> No
 
 
 @either_way
+def test_what_a_running_request_is_about_to_compute_is_waited_for(async_scheduling: bool) -> None:
+    """Prefill goes in chunks. Others with the same prompt start when the last of it runs."""
+    server = Server(64, long_prefill_token_threshold=16, async_scheduling=async_scheduling)
+    same = [server.add(f"same{number}", [*range(72), 90 + number]) for number in range(3)]
+    server.add("half", [*range(40), *range(200, 220)], max_tokens=2)
+    server.add("other", [7] * 60, max_tokens=2)
+    expected = [
+        ["same0", "other"],  # tokens 0 to 15
+        [],
+        ["half"],  # tokens 32 to 47, of which it has eight
+        [],
+        ["same1", "same2"],  # tokens 64 to 72
+    ]
+    for names in expected:
+        server.admitted.clear()
+        server.step()
+        assert server.admitted == names
+    server.finish()
+    assert [server.num_cached_tokens(request) for request in same] == [0, 72, 72]
+
+
+def test_nobody_waits_for_what_was_taken_away() -> None:
+    """The request that was to compute it is gone."""
+    server = Server(64, long_prefill_token_threshold=16)
+    first, second = (server.add(name, [*range(72)]) for name in ("first", "second"))
+    server.step(2)
+    assert server.admitted == ["first"]
+    server.engine.abort(first)
+    server.step()
+    assert server.admitted == ["first", "second"]
+    server.finish()
+    assert server.num_cached_tokens(second) == 32
+
+
+@either_way
 def test_first_come_first_served_on_request(async_scheduling: bool) -> None:
     radix = {"schedule": "fcfs"}
     server = Server(64, max_num_seqs=1, async_scheduling=async_scheduling, radix=radix)

@@ -558,17 +558,22 @@ class RadixKVCacheManager(KVCacheManager):
     def is_ahead(self, running: Request, waiting: Request) -> bool:
         """Whether a running request is yet to compute the block that a waiting one lacks next.
 
-        That is the block with which the cached prefix of the waiting one would go on. Not so once
-        the block is scheduled: then it is found. O(block size) if nothing changed since the last
-        probe.
+        That is the first whole block beyond the cached prefix of the waiting one. Not so once the
+        block is scheduled: then it is found. O(path + block size).
         """
         match, handle = self.probe(waiting), self.handle(running)
-        if match is None or match.node is not handle or match.num_tokens < handle.end:
+        if match is None or handle is None:
             return False
-        start, stop = handle.end, handle.end + self._group.block_size
-        if stop > min(running.num_tokens, waiting.num_tokens):
+        block_size = self._group.block_size
+        start = match.num_tokens // block_size * block_size
+        stop = start + block_size
+        if start != handle.end or stop > min(running.num_tokens, waiting.num_tokens):
             return False
-        return self._keys.data(running, start, stop) == self._keys.data(waiting, start, stop)
+        node = match.node
+        while node is not handle and node.start >= start and node.parent is not None:
+            node = node.parent
+        data = self._keys.data
+        return node is handle and data(running, start, stop) == data(waiting, start, stop)
 
     def prepare(self, request: Request) -> None:
         """Make the key of a request that arrives, so that no lookup has to. O(tokens)."""

@@ -47,8 +47,9 @@ class AdmissionControl:
     """Holds a request back while running it would push out what is about to be used.
 
     About to be used are the prefixes of the requests that stand ahead of it, and idle ones that
-    are likely to be used again before it would have finished. All of it is observed; there is
-    nothing to tune. A request is never held while nothing runs.
+    are likely to be used again before it would have finished. Held as well is who would compute
+    what a running request is about to. All of it is observed; there is nothing to tune. A request
+    is never held while nothing runs.
 
     Args:
         manager: whose tree is told what to evict last.
@@ -67,6 +68,8 @@ class AdmissionControl:
         self._mean_residence = 0.0
         self._mean_output = 0.0
         self._num_free_tokens = 0.0
+        # Requests that run and have whole blocks of tokens to compute still.
+        self._prefilling: list[Request] = []
         self._is_told = False
 
     def on_arrival(self, request: Request) -> None:
@@ -90,6 +93,7 @@ class AdmissionControl:
             ordered: the waiting requests in their order.
             pinned: what is kept in any case.
         """
+        self._prefilling.clear()
         waiting = list(islice(ordered, _MAX_WANTED))
         if not waiting and not pinned and not self._is_told:
             return
@@ -107,19 +111,29 @@ class AdmissionControl:
             entry.num_tokens_ahead = (num_blocks - num_kept_blocks) * block_size
         if waiting:
             num_free_blocks = self._manager.block_pool.get_num_free_blocks() - num_kept_blocks
-            growth = sum(map(self._growth, self._running()))
+            running = self._running()
+            growth = sum(map(self._growth, running))
             self._num_free_tokens = num_free_blocks * block_size - growth
+            self._prefilling = [
+                request
+                for request in running
+                if request.num_computed_tokens + block_size <= request.num_tokens
+            ]
 
     def is_held(self, waiting: Waiting) -> bool:
-        """Whether the request needs more memory than nobody is about to use. O(1)."""
+        """Whether the request needs more memory than nobody is about to use, or only patience.
+
+        O(requests in prefill).
+        """
         num_free_tokens = self._num_free_tokens - waiting.num_tokens_ahead
-        if num_free_tokens > 0 and self._need(waiting) <= num_free_tokens:
-            return False
-        return bool(self._running())
+        if num_free_tokens <= 0 or self._need(waiting) > num_free_tokens:
+            return bool(self._running())
+        return any(self._manager.is_ahead(one, waiting.request) for one in self._prefilling)
 
     def on_admitted(self, waiting: Waiting) -> None:
         """The request runs from now on."""
         self._started_at[waiting.request.request_id] = self.clock()
+        self._prefilling.append(waiting.request)
         self._num_free_tokens -= self._need(waiting)
 
     def _need(self, waiting: Waiting) -> float:
