@@ -4,7 +4,8 @@
     python -m benchmarks.waiting
 
 Both schedulers run side by side, a step of the one after a step of the other; no model runs. Half
-of the waiting prompts share a prefix of half their length.
+of the waiting prompts share a prefix of half their length. In the last case, each step starts as
+many requests as may run, and they end with it.
 """
 
 import gc
@@ -12,6 +13,7 @@ import logging
 import os
 import random
 import time
+from dataclasses import dataclass
 from statistics import median, quantiles
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -31,9 +33,19 @@ from vllm_radix.bench.replay.schedulers import (
 
 logging.getLogger("vllm").setLevel(logging.ERROR)
 
-CASES = ((32, 0), (32, 1000))
-"""Numbers of running and of waiting requests."""
-PROMPT_TOKENS = 32_768
+
+@dataclass(frozen=True)
+class Case:
+    """Requests that run all the time, and requests that wait, with prompts of so many tokens."""
+
+    num_running: int
+    num_waiting: int
+    prompt_tokens: int = 32_768
+    num_started: int = 0
+    """How many of the waiting ones start in each step, and are followed by as many others."""
+
+
+CASES = (Case(32, 0), Case(32, 1000), Case(0, 1000, prompt_tokens=256, num_started=32))
 VOCABULARY = 30_000
 BLOCK_SIZE = 16
 NUM_BLOCKS = 20_000
@@ -44,32 +56,42 @@ WARM_UP = 5
 class Contender:
     """A scheduler that has requests running and waiting."""
 
-    def __init__(self, name: str, num_running: int, num_waiting: int) -> None:
+    def __init__(self, name: str, case: Case) -> None:
         self.name = name
         self.times: list[float] = []
-        self.scheduler = build_scheduler(
-            parse_scheduler(name), Limits(BLOCK_SIZE), NUM_BLOCKS, 200_000
+        limits = Limits(
+            BLOCK_SIZE, max_num_seqs=case.num_started or Limits(BLOCK_SIZE).max_num_seqs
         )
+        self.scheduler = build_scheduler(parse_scheduler(name), limits, NUM_BLOCKS, 200_000)
+        self._case = case
         self._hasher = block_hasher(self.scheduler, BLOCK_SIZE)
-        rng = random.Random(1)
+        self._rng = random.Random(1)
         # All prompts share these objects, which saves memory.
-        ids = list(range(VOCABULARY))
-        common = rng.choices(ids, k=PROMPT_TOKENS // 2)
-        for number in range(num_running):
-            self._add(f"running {number}", rng.choices(ids, k=64))
+        self._ids = list(range(VOCABULARY))
+        self._common = self._tokens(case.prompt_tokens // 2)
+        self._num_added = 0
+        for _ in range(case.num_running):
+            self._add(self._tokens(64))
         for _ in range(WARM_UP):
             self.step()
-        for number in range(num_waiting):
-            beginning = common if number % 2 else []
-            rest = rng.choices(ids, k=PROMPT_TOKENS - len(beginning))
-            self._add(f"waiting {number}", beginning + rest)
+        self._queue_up(case.num_waiting)
         self.times.clear()
 
-    def _add(self, name: str, prompt: list[int]) -> None:
+    def _tokens(self, number: int) -> list[int]:
+        return self._rng.choices(self._ids, k=number)
+
+    def _queue_up(self, number: int) -> None:
+        for place in range(number):
+            beginning = self._common if place % 2 else []
+            self._add(beginning + self._tokens(self._case.prompt_tokens - len(beginning)))
+
+    def _add(self, prompt: list[int]) -> None:
+        self._num_added += 1
+        max_tokens = 1 if self._case.num_started else 100_000
         request = Request(
-            request_id=name,
+            request_id=f"{self._num_added}",
             prompt_token_ids=prompt,
-            sampling_params=SamplingParams(max_tokens=100_000, ignore_eos=True),
+            sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
             pooling_params=None,
             block_hasher=self._hasher,
         )
@@ -93,15 +115,17 @@ class Contender:
         started = time.perf_counter()
         self.scheduler.update_from_output(scheduled, output)
         self.times.append(1000 * (took + time.perf_counter() - started))
+        self._queue_up(min(self._case.num_started, len(names)))
 
 
 def main() -> None:
     """Print the table."""
     table = Table(title="Scheduler time of a step, milliseconds")
-    for column in ("running", "waiting", "stock median", "radix median", "ratio", "radix p90"):
+    columns = ("running", "waiting", "their tokens", "started a step")
+    for column in (*columns, "stock median", "radix median", "ratio", "radix p90"):
         table.add_column(column, justify="right")
-    for num_running, num_waiting in CASES:
-        stock, ours = (Contender(name, num_running, num_waiting) for name in ("stock", "radix"))
+    for case in CASES:
+        stock, ours = (Contender(name, case) for name in ("stock", "radix"))
         gc.collect()
         gc.freeze()
         for _ in range(STEPS):
@@ -109,14 +133,16 @@ def main() -> None:
             ours.step()
         gc.unfreeze()
         table.add_row(
-            f"{num_running}",
-            f"{num_waiting:,}",
+            f"{case.num_running}",
+            f"{case.num_waiting:,}",
+            f"{case.prompt_tokens:,}",
+            f"{case.num_started}",
             f"{median(stock.times):.2f}",
             f"{median(ours.times):.2f}",
             f"{median(ours.times) / median(stock.times):.2f}",
             f"{quantiles(ours.times, n=10)[-1]:.2f}",
         )
-    Console(width=90).print(table)
+    Console(width=110).print(table)
 
 
 if __name__ == "__main__":

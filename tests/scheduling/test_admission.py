@@ -7,7 +7,7 @@ import pytest
 from vllm.v1.request import Request
 
 from .engine import Engine
-from .factory import make_request, make_scheduler, sliding_window
+from .factory import lora, make_request, make_scheduler, sliding_window
 
 SYSTEM = list(range(100, 132))
 either_way = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
@@ -159,6 +159,68 @@ def test_a_cold_request_waits_for_a_conversation_that_will_go_on(async_schedulin
     server.finish()
     assert server.admitted == ["again", "cold"]
     assert server.num_cached_tokens(again) >= 48
+
+
+def hold_one(server: Server) -> Request:
+    """A request that waits for a conversation to go on, while another runs."""
+    conversations(server, 30)
+    server.add("first", [5, 6] * 24, max_tokens=4)
+    server.finish()
+    server.add("running", [8] * 40, max_tokens=20)
+    server.step()
+    server.admitted.clear()
+    return server.add("cold", [9] * 80, max_tokens=1)
+
+
+def test_nobody_is_held_for_what_does_not_come() -> None:
+    """Nor until somebody else ends: as long as a request runs on average is enough."""
+    server = Server(40, max_num_seqs=4)
+    hold_one(server)
+    server.step(2)
+    assert server.admitted == []
+    # Turns take four steps of a tenth of a second.
+    server.step(3)
+    assert server.admitted == ["cold"]
+
+
+def test_nobody_is_held_by_a_request_whose_last_token_is_in_flight() -> None:
+    """There would be nothing to do in the meantime."""
+    server = Server(40, max_num_seqs=4, async_scheduling=True)
+    hold_one(server)
+    # Whatever does not come in the meantime.
+    server.scheduler.admission.clock = lambda: 0.0
+    while not server.admitted:
+        scheduled = server.engine.step()
+        assert scheduled.total_num_scheduled_tokens
+        server.admitted += [new.req_id for new in scheduled.scheduled_new_reqs]
+    assert server.admitted == ["cold"]
+    server.finish()
+
+
+@pytest.mark.parametrize("schedule", ["affinity", "fcfs"])
+@either_way
+def test_two_requests_of_a_session_may_end_alike(schedule: str, async_scheduling: bool) -> None:
+    server = Server(40, async_scheduling=async_scheduling, radix={"schedule": schedule})
+    for name in ("one", "another"):
+        server.add(name, [3] * 16, max_tokens=1, session_id="session")
+    server.finish()
+    assert set(server.engine.finished) == {"one", "another"}
+
+
+def test_who_waits_for_an_adapter_that_is_reloaded_has_nothing_cached_any_more() -> None:
+    server = Server(60, max_num_seqs=1)
+    adapter = lora("adapter", 1)
+    server.add("warm", [1] * 40, max_tokens=1, lora_request=adapter)
+    server.finish()
+    server.add("running", [8] * 8, max_tokens=30)
+    server.step()
+    for name, prompt in [("stale", [1] * 40 + [2]), ("good", [8] * 8 + [3])]:
+        server.add(name, prompt, max_tokens=1, lora_request=adapter if name == "stale" else None)
+    server.step(2)
+    assert [w.request.request_id for w in server.scheduler.waiting.ordered()] == ["stale", "good"]
+    server.scheduler.on_adapter_reloaded(1)
+    server.step()
+    assert [w.request.request_id for w in server.scheduler.waiting.ordered()] == ["good", "stale"]
 
 
 def test_nobody_is_held_while_nothing_runs() -> None:

@@ -89,6 +89,34 @@ def test_what_is_loaded_in_the_background_is_cached_once_it_is_there(
     assert engine.tokens[first.request_id] == engine.worker.continuation(first, 5)
 
 
+def test_who_starts_by_loading_counts_as_admitted() -> None:
+    """So that a request of which nothing is cached waits no longer than promised."""
+    engine = make_engine(num_blocks=1 + 12, max_num_seqs=8)
+    engine.generate(request(max_tokens=1))
+    engine.store.in_background = True
+    engine.store.num_available = lambda request: 12
+    warm: list[Request] = []
+
+    def add_warm() -> None:
+        prompt = [*PROMPT[:8], *[1000 + len(warm)] * 6]
+        warm.append(engine.add(make_request(prompt, f"warm {len(warm)}", max_tokens=2)))
+
+    for _ in range(6):
+        add_warm()
+    engine.step()
+    engine.arrive()
+    cold = engine.add(make_request([7] * 14, "cold", max_tokens=2))
+    num_ahead = len(engine.scheduler.waiting) - 1
+    started: list[Request] = []
+    for _ in range(40):
+        while len(engine.scheduler.waiting) < 6:
+            add_warm()
+        engine.step()
+        started += [load.request for load in engine.loading]
+        engine.arrive()
+    assert cold in started[: 3 * (num_ahead + 1)]
+
+
 def test_blocks_that_are_being_loaded_outlive_their_request() -> None:
     engine = make_engine(num_blocks=1 + 5)
     engine.store.in_background = True

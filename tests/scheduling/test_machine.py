@@ -5,6 +5,7 @@ After each step every block is accounted for, and a shadow of the KV memory show
 request reads, or could ever read, KV that is not its own (see :mod:`.engine`).
 """
 
+import random
 from typing import Any
 
 import pytest
@@ -69,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         owner=owners,
         item=images,
+        session_id=st.sampled_from([None, "one", "another"]),
     )
     def add(
         self,
@@ -110,7 +112,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 )
             )
 
-    # With steps in flight, vLLM loses a session whose piece ends after it was preempted.
+    # With steps in flight, vLLM loses a session whose piece ends after it was preempted: see
+    # `test_sessions_while_steps_are_in_flight`.
     @precondition(lambda self: self.engine.depth == 1)
     @rule(runs=prompts, again=st.none() | pick, ends=st.booleans(), max_tokens=st.integers(1, 5))
     def talk(self, runs: Any, again: int | None, ends: bool, max_tokens: int) -> None:
@@ -252,3 +255,37 @@ def test_no_request_ever_reads_wrong_kv(mode: str) -> None:
             print_blob=True,
         ),
     )
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["executed at once", "executed late"])
+def test_sessions_while_steps_are_in_flight(late: bool) -> None:
+    """vLLM may lose them; nobody else notices."""
+    for seed in range(30):
+        rng = random.Random(seed)
+        scheduler = make_scheduler(
+            num_blocks=1 + rng.randint(8, 12),
+            max_num_seqs=4,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_batched_tokens=rng.choice([8, 16, 40]),
+            async_scheduling=True,
+        )
+        engine = Engine(scheduler, late=late)
+
+        def piece(length: int, rng: random.Random = rng, **options: Any) -> Request:
+            prompt = [rng.randrange(3) for _ in range(length)]
+            return make_request(prompt, seed=1, max_tokens=rng.randint(1, 8), **options)
+
+        sessions = [engine.add(piece(rng.randint(1, 6), resumable=True)) for _ in range(3)]
+        others = [engine.add(piece(rng.randint(1, 6))) for _ in range(3)]
+        for _ in range(60):
+            engine.step()
+            engine.check()
+            session = rng.choice(sessions)
+            is_listening = len(session.streaming_queue or ()) < 2 and session.num_tokens < 14
+            if session.request_id in scheduler.requests and is_listening and rng.random() < 0.2:
+                scheduler.add_request(piece(3, request_id=session.request_id, resumable=True))
+        for other in others:
+            tokens = engine.tokens[other.request_id]
+            if other.request_id in engine.finished:
+                assert len(tokens) == other.max_tokens
+            assert tokens == engine.worker.continuation(other, len(tokens))

@@ -2,6 +2,7 @@
 """The order of the waiting queue, and its bound."""
 
 import random
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_radix.scheduling import queue
 from vllm_radix.scheduling.queue import PrefixAffinityQueue, Waiting
 
 from .factory import image, make_request
@@ -29,6 +31,8 @@ NOTHING = Prefix(0, "root")
 class Held:
     """A gate that holds the requests that a test names."""
 
+    is_open = False
+
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.admitted: list[str] = []
@@ -45,6 +49,9 @@ class Bench:
 
     def __init__(self, patience: float = 1000.0, by_priority: bool = False) -> None:
         self.cached: dict[str, Prefix | None] = {}
+        self.lacks: dict[str, object] = {}
+        self.finds: list[str] = []
+        self.found: dict[str, Prefix | None] = {}
         self.encoded: set[str] = set()
         self.gate = Held()
         self.queue = PrefixAffinityQueue(
@@ -56,11 +63,22 @@ class Bench:
         )
 
     def find(self, request: Request) -> Prefix | None:
-        return self.cached.get(request.request_id, NOTHING)
+        name = request.request_id
+        self.finds.append(name)
+        self.found[name] = self.cached.get(name, NOTHING)
+        return self.found[name]
 
     def state(self, node: str) -> object:
         assert node is not None
         return object()
+
+    def lacking(self, request: Request, prefix: Prefix) -> object:
+        # What one request has cached is independent of the others in most of these tests.
+        return self.lacks.get(request.request_id, request.request_id)
+
+    def changed(self, node: str, before: object, lacking: Iterable[Hashable]) -> list[Hashable]:
+        new = [n for n, found in self.found.items() if self.cached.get(n, NOTHING) != found]
+        return [lacks for lacks in lacking if any(self.lacks.get(n, n) == lacks for n in new)]
 
     def num_to_encode(self, request: Request, num_cached_tokens: int) -> int:
         return sum(feature.identifier not in self.encoded for feature in request.mm_features)
@@ -148,15 +166,59 @@ class TestOrder:
         bench.step()
         assert bench.admit_all() == ["c", "b", "d", "a"]
 
-    def test_who_share_the_branch_of_one_that_was_admitted_follow_it(self) -> None:
+    def test_who_go_on_as_one_that_was_admitted_follow_it(self) -> None:
         """Nothing is cached, but it will be as soon as the first of them runs."""
         bench = Bench()
+        bench.lacks = {"a": 1, "c": 1}
         for name in "abc":
             bench.add(name)
         bench.wait()
         assert bench.admit() == "a"
         bench.cached["c"] = prefix(4)
         assert bench.admit_all() == ["c", "b"]
+
+    def test_who_go_on_otherwise_are_not_looked_up_again(self) -> None:
+        bench = Bench()
+        bench.lacks = {"a": 1, "c": 1}
+        for name in "abcdefg":
+            bench.add(name)
+        bench.wait()
+        bench.finds.clear()
+        assert bench.admit() == "a"
+        assert bench.queue.peek_request().request_id == "b"
+        assert bench.finds == ["c"]
+        bench.step()
+        assert bench.queue.peek_request().request_id == "b"
+        assert bench.finds == ["c"]
+
+    def test_all_are_looked_up_again_if_the_cache_means_something_else(self) -> None:
+        bench = Bench()
+        bench.add("a", prefix(4))
+        bench.add("b", prefix(2))
+        bench.wait()
+        assert bench.queue.peek_request().request_id == "a"
+        bench.cached["a"] = NOTHING
+        bench.queue.look_again()
+        assert bench.admit_all() == ["b", "a"]
+
+    def test_the_oldest_are_ordered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Newcomers wait to become so, however much of them is cached; who was skipped is."""
+        monkeypatch.setattr(queue, "WINDOW", 3)
+        bench = Bench()
+        for name in "abcd":
+            bench.add(name)
+        bench.add("e", prefix(8))
+        bench.wait()
+        assert bench.admit() == "a"
+        bench.add("f", prefix(9))
+        skipped = bench.skip()
+        assert skipped.request_id == "b"
+        assert bench.admit() == "c"
+        bench.queue.prepend_request(skipped)
+        bench.step()
+        assert bench.admit() == "e"
+        bench.step()
+        assert bench.admit_all() == ["f", "b", "d"]
 
     def test_what_changed_is_seen_in_the_next_step(self) -> None:
         bench = Bench()
@@ -211,14 +273,25 @@ class TestPriority:
         bench.add("b", priority=1)
         assert bench.admit_all() == ["a", "resumed", "b"]
 
+    def test_the_next_priority_is_up_to_date_when_its_turn_comes(self) -> None:
+        """In the middle of a step as well."""
+        bench = Bench(by_priority=True)
+        bench.add("a", priority=0)
+        bench.add("b", prefix(4), priority=1)
+        bench.add("c", prefix(2), priority=1)
+        bench.wait()
+        bench.cached["b"] = NOTHING
+        bench.step()
+        assert bench.admit_all() == ["a", "c", "b"]
+
 
 class TestInterface:
     """What vLLM's scheduler does with a queue."""
 
     def test_an_empty_queue(self) -> None:
-        queue = Bench().queue
-        assert not queue and len(queue) == 0 and list(queue) == []
-        for call in (queue.peek_request, queue.pop_request):
+        empty = Bench().queue
+        assert not empty and len(empty) == 0 and list(empty) == []
+        for call in (empty.peek_request, empty.pop_request):
             with pytest.raises(IndexError):
                 call()
 
@@ -244,6 +317,65 @@ class TestInterface:
         assert bench.admit_all() == ["a"]
         bench.step()
         assert bench.gate.admitted == ["a"]
+
+    @pytest.mark.parametrize(
+        "status",
+        [
+            RequestStatus.RUNNING,
+            RequestStatus.WAITING_FOR_REMOTE_KVS,
+            RequestStatus.FINISHED_LENGTH_CAPPED,
+        ],
+    )
+    def test_whoever_does_not_come_back_was_admitted(self, status: RequestStatus) -> None:
+        """It runs, or its KV is under way, or it has even finished in its first step."""
+        bench = Bench()
+        request = bench.add("a")
+        bench.step()
+        bench.admit()
+        request.status = status
+        bench.step()
+        assert bench.gate.admitted == ["a"]
+        bench.step()
+        assert bench.gate.admitted == ["a"]
+
+    def test_who_was_admitted_before_does_not_queue_again(self) -> None:
+        """Its KV was to come from elsewhere and did not: it goes first, and counts once."""
+        bench = Bench()
+        request = bench.add("a")
+        bench.add("b", prefix(8))
+        bench.step()
+        bench.admit()
+        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        bench.wait()
+        request.status = RequestStatus.WAITING
+        bench.queue.prepend_request(request)
+        bench.step()
+        assert bench.admit_all() == ["a", "b"]
+
+    def test_who_comes_twice_is_here_once(self) -> None:
+        """As a streaming session that was preempted and gets its next input."""
+        bench = Bench()
+        session = make_request([1] * 9, "session")
+        session.status = RequestStatus.PREEMPTED
+        bench.queue.prepend_request(session)
+        session.status = RequestStatus.WAITING
+        bench.queue.add_request(session)
+        assert len(bench.queue) == 1
+        bench.queue.remove_requests([session])
+        assert not bench.queue and len(bench.queue) == 0 and list(bench.queue) == []
+
+    def test_where_nobody_is_ever_held_nothing_is_looked_up_before_it_is_needed(self) -> None:
+        bench = Bench()
+        bench.gate.is_open = True
+        for name in "abc":
+            bench.add(name)
+        bench.wait()
+        bench.cached["b"] = prefix(4)
+        bench.finds.clear()
+        bench.step()
+        assert bench.queue
+        assert bench.finds == []
+        assert bench.admit_all() == ["b", "a", "c"]
 
     def test_removed_requests_are_gone_wherever_they_were(self) -> None:
         bench = Bench()
@@ -334,7 +466,8 @@ class TestBound:
         actions=st.lists(
             st.one_of(
                 st.tuples(st.just("arrive"), st.integers(0, 8), st.sampled_from("abc")),
-                st.tuples(st.just("admit"), st.just(0), st.just("")),
+                st.tuples(st.just("admit"), st.integers(0, 2), st.just("")),
+                st.tuples(st.just("preempt"), st.integers(0, 99), st.just("")),
                 st.tuples(st.just("step"), st.just(0), st.just("")),
                 st.tuples(st.just("abort"), st.integers(0, 99), st.just("")),
                 st.tuples(st.just("hold"), st.integers(0, 99), st.just("")),
@@ -346,19 +479,37 @@ class TestBound:
     def test_nobody_is_admitted_later_than_promised(
         self, patience: float, actions: list[tuple[str, int, str]]
     ) -> None:
-        """With n ahead at its arrival, after at most patience * (n + 1) admissions."""
+        """With n ahead at its arrival, after at most patience * (n + 1) admissions.
+
+        Whatever becomes of those that are admitted; that resumed ones go first does not count.
+        """
         bench = Bench(patience=patience)
+        running: list[Request] = []
+        finishing: list[Request] = []
         waiting: dict[str, Request] = {}
         latest: dict[str, float] = {}
         num_admitted = 0
 
-        def admit() -> None:
+        def admit(outcome: int = 0) -> None:
             nonlocal num_admitted
-            if bench.queue:
-                name = bench.admit()
+            if not bench.queue:
+                return
+            request = bench.queue.peek_request()
+            name = bench.admit()
+            if name in waiting:
                 num_admitted += 1
                 del waiting[name]
                 assert num_admitted <= latest.pop(name)
+            if outcome == 1:
+                request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+            else:
+                (finishing if outcome == 2 else running).append(request)
+
+        def step() -> None:
+            for request in finishing:
+                request.status = RequestStatus.FINISHED_STOPPED
+            finishing.clear()
+            bench.step()
 
         for number, (action, value, node) in enumerate(actions):
             names = list(waiting)
@@ -367,9 +518,15 @@ class TestBound:
                 latest[f"{number}"] = num_admitted + patience * (len(waiting) + 1)
                 waiting[f"{number}"] = bench.add(f"{number}", prefix(value, node))
             elif action == "admit":
-                admit()
+                admit(value)
             elif action == "step":
-                bench.step()
+                step()
+            elif action == "preempt" and running:
+                # vLLM preempts before it admits.
+                step()
+                preempted = running.pop(value % len(running))
+                preempted.status = RequestStatus.PREEMPTED
+                bench.queue.prepend_request(preempted)
             elif names and action == "abort":
                 bench.queue.remove_request(waiting.pop(name))
                 del latest[name]
@@ -377,7 +534,7 @@ class TestBound:
                 bench.gate.names ^= {name}
             elif names and action == "evict":
                 bench.cached[name] = NOTHING
-        assert len(bench.queue) == len(waiting)
+        assert {request.request_id for request in bench.queue} >= waiting.keys()
         bench.gate.names.clear()
         bench.step()
         while waiting:

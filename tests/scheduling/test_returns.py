@@ -127,6 +127,18 @@ def test_the_next_turn_of_a_session_takes_the_place_of_the_one_before() -> None:
     assert len(estimator) == 1
 
 
+def test_a_session_may_leave_one_prefix_twice() -> None:
+    """Two of its requests ran side by side."""
+    estimator, cache = ReturnEstimator(), Cache()
+    number = cache.leave(estimator, 0.0, "one session")
+    estimator.left(cache.node(number), "one session", 1.0)
+    assert len(estimator) == 1
+    estimator.left(cache.node(number), None, 2.0)
+    estimator.left(cache.node(number), "one session", 3.0)
+    estimator.arrived(cache.match(number), "one session", 4.0)
+    assert len(estimator) == 0
+
+
 def test_the_most_recent_come_first() -> None:
     estimator, cache = ReturnEstimator(), Cache()
     numbers = [cache.leave(estimator, now) for now in (0.0, 0.01, 3.0, 3.01)]

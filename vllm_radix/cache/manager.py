@@ -475,6 +475,15 @@ class RadixKVCacheManager(KVCacheManager):
         self._matches[request.request_id] = (key, limit, match)
         return match
 
+    def next_token(self, request: Request, match: Match) -> tuple[int, int] | None:
+        """Where a match ends and which token or label comes there; None if that is the last. O(1).
+
+        Requests whose matches end at one node have more cached together, if these are equal.
+        """
+        key = self._keys.key(request)
+        at = match.num_tokens
+        return (at, key.tokens[at]) if at < len(key) - 1 else None
+
     def _choose_source(self, matched: MatchedBlocks) -> int:
         """Choose the block to copy for what follows the full blocks; return the hit's tokens."""
         block_size = self._group.block_size
@@ -525,7 +534,11 @@ class RadixKVCacheManager(KVCacheManager):
                 <= len(table.ids) * block_size
             ):
                 return self.empty_kv_cache_blocks
-        return super().allocate_slots(request, num_new_tokens, *args, **kwargs)
+        blocks = super().allocate_slots(request, num_new_tokens, *args, **kwargs)
+        if table is None and blocks is not None:
+            # It waits no more.
+            self._matches.pop(request.request_id, None)
+        return blocks
 
     def create_kv_cache_blocks(self, blocks: tuple[Sequence[KVCacheBlock], ...]) -> KVCacheBlocks:
         return RadixKVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
@@ -554,6 +567,11 @@ class RadixKVCacheManager(KVCacheManager):
         """The node that ends where the cached tokens of an admitted request end."""
         table = self._group.req_to_blocks.get(request.request_id)
         return table.handle if table is not None else None
+
+    def is_prefilling(self, running: Request) -> bool:
+        """Whether whole blocks of the tokens that a request has are not even scheduled. O(1)."""
+        handle = self.handle(running)
+        return handle is not None and handle.end + self._group.block_size <= running.num_tokens
 
     def is_ahead(self, running: Request, waiting: Request) -> bool:
         """Whether a running request is yet to compute the block that a waiting one lacks next.

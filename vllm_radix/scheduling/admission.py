@@ -35,6 +35,8 @@ _SMOOTHING = 0.05
 class OpenGate:
     """Holds nothing back."""
 
+    is_open = True
+
     def is_held(self, waiting: Waiting) -> bool:
         """False."""
         return False
@@ -49,18 +51,26 @@ class AdmissionControl:
     About to be used are the prefixes of the requests that stand ahead of it, and idle ones that
     are likely to be used again before it would have finished. Held as well is who would compute
     what a running request is about to. All of it is observed; there is nothing to tune. A request
-    is never held while nothing runs.
+    is never held while no other can run, nor for memory once nobody was started for as long as a
+    request runs on average.
 
     Args:
         manager: whose tree is told what to evict last.
         running: the requests that run.
+        is_busy: whether one of them can go on in this step.
     """
 
+    is_open = False
+
     def __init__(
-        self, manager: RadixKVCacheManager, running: Callable[[], Sequence[Request]]
+        self,
+        manager: RadixKVCacheManager,
+        running: Callable[[], Sequence[Request]],
+        is_busy: Callable[[], bool],
     ) -> None:
         self._manager = manager
         self._running = running
+        self._is_busy = is_busy
         self.clock: Callable[[], float] = time.monotonic
         """Seconds. Replaced where time is virtual."""
         self._returns = ReturnEstimator()
@@ -70,6 +80,8 @@ class AdmissionControl:
         self._num_free_tokens = 0.0
         # Requests that run and have whole blocks of tokens to compute still.
         self._prefilling: list[Request] = []
+        # Since when somebody has been held for memory and nobody started.
+        self._held_since: float | None = None
         self._is_told = False
 
     def on_arrival(self, request: Request) -> None:
@@ -127,14 +139,26 @@ class AdmissionControl:
         """
         num_free_tokens = self._num_free_tokens - waiting.num_tokens_ahead
         if num_free_tokens <= 0 or self._need(waiting) > num_free_tokens:
-            return bool(self._running())
-        return any(self._manager.is_ahead(one, waiting.request) for one in self._prefilling)
+            return not self._is_overdue() and self._is_busy()
+        return (
+            any(self._manager.is_ahead(one, waiting.request) for one in self._prefilling)
+            and self._is_busy()
+        )
 
     def on_admitted(self, waiting: Waiting) -> None:
         """The request runs from now on."""
         self._started_at[waiting.request.request_id] = self.clock()
-        self._prefilling.append(waiting.request)
+        if self._manager.is_prefilling(waiting.request):
+            self._prefilling.append(waiting.request)
+        self._held_since = None
         self._num_free_tokens -= self._need(waiting)
+
+    def _is_overdue(self) -> bool:
+        """Whether what others are held for has not come in the time in which it should have."""
+        if self._held_since is None:
+            self._held_since = self.clock()
+        waited = self.clock() - self._held_since
+        return 0.0 < self._mean_residence < waited
 
     def _need(self, waiting: Waiting) -> float:
         """Tokens of memory that the request will take beyond what is cached of it."""

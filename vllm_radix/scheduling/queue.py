@@ -5,15 +5,17 @@
 no change to it. The rule and its bound are explained in ``docs/scheduling.md``.
 """
 
+from array import array
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, takewhile
 from operator import attrgetter
 from typing import Any, Protocol
 
+import numpy as np
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
@@ -42,6 +44,21 @@ class Probe(Protocol):
     def state(self, node: Any) -> object:
         """Another value as soon as a prefix that ended at ``node`` may end elsewhere. O(1)."""
 
+    def lacking(self, request: Request, prefix: CachedPrefix) -> Hashable:
+        """What would have to be cached behind the prefix for it to be longer. O(1)."""
+
+    def changed(self, node: Any, before: Any, lacking: Iterable[Hashable]) -> list[Hashable]:
+        """Whose prefixes may end elsewhere than at ``node``, since its state was ``before``.
+
+        Args:
+            node: where prefixes ended.
+            before: its state then.
+            lacking: what the requests lacked.
+
+        Returns:
+            Those of ``lacking`` for which another prefix may be found now. O(lacking).
+        """
+
 
 class Encoder(Protocol):
     """Says what of a request's images and the like has to be encoded. Asking changes nothing."""
@@ -57,9 +74,10 @@ class Waiting:
     Attributes:
         priority: its lane: lower is more important; 0 for all unless vLLM schedules by priority.
         arrival: its place in the order of arrival, whatever happened to it since.
-        is_resumed: it ran before and was preempted.
+        is_resumed: it was admitted before, and lost its blocks again.
         deadline: by which admission of its lane it has to be admitted.
         match: its longest cached prefix when the queue looked last.
+        lacks: what would have to be cached for that to be longer.
         is_ordered: it is in the window.
         rank: sorts the requests in the window.
         num_tokens_ahead: evictable tokens that only those ahead of it are about to use.
@@ -71,6 +89,7 @@ class Waiting:
     is_resumed: bool = False
     deadline: float = 0.0
     match: CachedPrefix | None = None
+    lacks: Hashable = None
     is_ordered: bool = False
     rank: tuple[int, int, int, int] = (0, 0, 0, 0)
     num_tokens_ahead: int = 0
@@ -83,6 +102,9 @@ class Waiting:
 
 class Gate(Protocol):
     """Decides whether a request had better wait although there is room for it."""
+
+    is_open: bool
+    """Whether nobody is ever held."""
 
     def is_held(self, waiting: Waiting) -> bool:
         """Whether starting the request now would cost more than it gains. O(1)."""
@@ -123,38 +145,57 @@ class PrefixAffinityQueue(RequestQueue):
         self._num_arrived = 0
         # How many had arrived when the last step started.
         self._num_seen = 0
-        # Given out in this step: those that are skipped come back.
+        # Given out in this step and not counted as admitted: those that are skipped come back.
         self._given: dict[str, Waiting] = {}
         self._last_given: Waiting | None = None
         # What `_choose` found, until something changes.
         self._front: Waiting | None = None
         self._is_front_known = False
+        # The lane whose order is up to date.
+        self._looked: _Lane | None = None
         self._somebody_waited = False
 
     def start_step(self) -> None:
-        """Look at what changed since the last step; see :meth:`_Lane.look` for the cost."""
-        self._count_admission()
-        # What was skipped has come back by now, so that nobody needs the count of an empty lane.
-        self._given.clear()
+        """Forget what is known of the order, and count what the last step admitted."""
+        self._last_given = None
+        # What was skipped has come back by now. The rest runs, waits for KV from elsewhere, or has
+        # even finished.
+        for entry in list(self._given.values()):
+            self._count(entry)
+        # Nobody needs the count of an empty lane.
         self._lanes = {priority: lane for priority, lane in self._lanes.items() if lane}
         self._is_front_known = False
+        self._looked = None
         # Where everybody finds room at once, the order is that of arrival.
         self._somebody_waited = any(
             lane.has_waited(self._num_seen) for lane in self._lanes.values()
         )
         self._num_seen = self._num_arrived
-        lane = self._first_lane()
-        if lane is not None:
-            lane.look()
 
     def ordered(self) -> Iterable[Waiting]:
-        """The most important requests in the order in which they stand, up to the window."""
+        """The most important requests in the order in which they stand, up to the window.
+
+        See :meth:`_Lane.look` for the cost.
+        """
         lane = self._first_lane()
         return lane.ordered if lane is not None else ()
 
+    def look_again(self) -> None:
+        """Forget what was found in the cache: something else may be found for any request."""
+        for lane in self._lanes.values():
+            lane.look_again()
+        self._is_front_known = False
+
     def _first_lane(self) -> "_Lane | None":
+        """The requests of the most important priority, in an order that is up to date."""
         first = min((priority for priority, lane in self._lanes.items() if lane), default=None)
-        return self._lanes[first] if first is not None else None
+        if first is None:
+            return None
+        lane = self._lanes[first]
+        if lane is not self._looked:
+            lane.look()
+            self._looked = lane
+        return lane
 
     def _lane(self, priority: int) -> "_Lane":
         lane = self._lanes.get(priority)
@@ -165,10 +206,14 @@ class PrefixAffinityQueue(RequestQueue):
     def _count_admission(self) -> None:
         given, self._last_given = self._last_given, None
         # Only now, as vLLM changes the status after it popped the request.
-        if given is not None and given.request.status == RequestStatus.RUNNING:
-            self._gate.on_admitted(given)
-            if not given.is_resumed:
-                self._lane(given.priority).on_admitted(given)
+        if given is not None and given.request.status in _ADMITTED:
+            self._count(given)
+
+    def _count(self, admitted: Waiting) -> None:
+        del self._given[admitted.request.request_id]
+        self._gate.on_admitted(admitted)
+        if not admitted.is_resumed:
+            self._lane(admitted.priority).on_admitted(admitted)
 
     def _choose(self) -> Waiting | None:
         """The request to try next, or None if there is none or all are held."""
@@ -180,9 +225,13 @@ class PrefixAffinityQueue(RequestQueue):
         return self._front
 
     def _insert(self, entry: Waiting) -> None:
-        self._entries[entry.request.request_id] = entry
+        request_id = entry.request.request_id
+        before = self._entries.get(request_id)
+        if before is not None:
+            # A streaming session that was preempted and gets its next input.
+            self._remove(before)
+        self._entries[request_id] = entry
         lane = self._lane(entry.priority)
-        entry.is_resumed = entry.request.status == RequestStatus.PREEMPTED
         if entry.is_resumed:
             lane.resumed.appendleft(entry)
         else:
@@ -201,19 +250,19 @@ class PrefixAffinityQueue(RequestQueue):
     # ------------------------------------------------------------------ vLLM's interface
 
     def add_request(self, request: Request) -> None:
-        self._num_arrived += 1
-        priority = request.priority if self._by_priority else 0
-        entry = Waiting(request, priority, self._num_arrived)
-        entry.deadline = self._lane(priority).next_deadline()
-        self._insert(entry)
+        self._insert(self._arrive(request, request.status == RequestStatus.PREEMPTED))
 
     def prepend_request(self, request: Request) -> None:
-        # Skipped in this step or, if it is new to the queue, preempted.
+        # Skipped in this step or, if the queue does not know it, admitted before: preempted, or its
+        # KV failed to come.
         entry = self._given.pop(request.request_id, None)
-        if entry is not None:
-            self._insert(entry)
-        else:
-            self.add_request(request)
+        self._insert(entry or self._arrive(request, is_resumed=True))
+
+    def _arrive(self, request: Request, is_resumed: bool) -> Waiting:
+        self._num_arrived += 1
+        priority = request.priority if self._by_priority else 0
+        deadline = self._lane(priority).next_deadline()
+        return Waiting(request, priority, self._num_arrived, is_resumed, deadline)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -244,7 +293,7 @@ class PrefixAffinityQueue(RequestQueue):
 
     def __bool__(self) -> bool:
         """Whether there is a request to try now: held ones count for ``len()`` alone."""
-        return self._choose() is not None
+        return bool(self._entries) if self._gate.is_open else self._choose() is not None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -259,6 +308,9 @@ _arrival = attrgetter("arrival")
 _rank = attrgetter("rank")
 _deadline = attrgetter("deadline", "arrival")
 
+_ADMITTED = (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
+"""What becomes of a request that is given out, unless it is skipped."""
+
 _MAX_PASSED_OVER = 64
 """How many held requests are passed over in search of one that is not."""
 
@@ -267,16 +319,56 @@ class _Branch:
     """The requests of a lane whose cached prefixes end at one node.
 
     Attributes:
+        groups: them, by what they lack: what makes the prefix of one longer does so for its group.
         seniority: the arrival of its first request; a branch keeps it as long as it has any.
         state: what the probe said of the node before any of the prefixes was looked up.
     """
 
-    __slots__ = ("entries", "seniority", "state")
+    __slots__ = ("groups", "seniority", "state")
 
     def __init__(self, seniority: int, state: object) -> None:
         self.seniority = seniority
         self.state = state
-        self.entries: dict[Waiting, None] = {}
+        self.groups: dict[Hashable, dict[Waiting, None]] = {}
+
+
+class _Deadlines:
+    """Requests in the order of their deadlines, and whether the first one is urgent."""
+
+    def __init__(self) -> None:
+        self._entries: list[Waiting] = []
+        # The deadlines alone, to be compared all at once with 1, 2, ....
+        self._admissions = array("d")
+        self._places = np.arange(1, 65)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Waiting) -> None:
+        at = bisect_left(self._entries, _deadline(entry), key=_deadline)
+        self._entries.insert(at, entry)
+        self._admissions.insert(at, entry.deadline)
+
+    def discard(self, entry: Waiting) -> None:
+        at = bisect_left(self._entries, _deadline(entry), key=_deadline)
+        assert self._entries[at] is entry
+        del self._entries[at], self._admissions[at]
+
+    def urgent(self, num_admitted: int) -> Waiting | None:
+        """The request with the first deadline, if some deadline needs all admissions from now on.
+
+        The j-th deadline must never be nearer than j admissions. A new request keeps that: its
+        deadline is at least as many admissions away as there are requests, and those with later
+        ones have a distance to spare. An admission keeps it if none was that near, or if it is the
+        one of the first deadline.
+        """
+        if not self._entries:
+            return None
+        number = len(self._entries)
+        if number > len(self._places):
+            self._places = np.arange(1, 2 * number + 1)
+        distances = np.frombuffer(self._admissions) - num_admitted
+        return self._entries[0] if (distances - self._places[:number]).min() < 1 else None
 
 
 class _Lane:
@@ -295,7 +387,7 @@ class _Lane:
         self._encoder = encoder
         self._patience = patience
         self._num_admitted = 0
-        self._by_deadline: list[Waiting] = []
+        self._deadlines = _Deadlines()
         self._branches: dict[Any, _Branch] = {}
         # Those of the window that have images or the like.
         self._with_items: dict[Waiting, None] = {}
@@ -319,24 +411,27 @@ class _Lane:
 
     def add(self, entry: Waiting) -> None:
         insort(self.arrivals, entry, key=_arrival)
-        insort(self._by_deadline, entry, key=_deadline)
-        if len(self.ordered) < WINDOW:
+        self._deadlines.add(entry)
+        if len(self.arrivals) <= WINDOW or entry.arrival <= self.arrivals[WINDOW - 1].arrival:
             self._place(entry, self._probe.find(entry.request))
 
     def remove(self, entry: Waiting) -> None:
         _discard(self.arrivals, entry, _arrival)
-        _discard(self._by_deadline, entry, _deadline)
+        self._deadlines.discard(entry)
         if entry.is_ordered:
             self._displace(entry)
 
     def look(self) -> None:
         """Bring the order up to date.
 
-        O(branches + requests of branches that changed + requests with images).
+        O(branches + groups of those that changed + requests of groups that did + requests with
+        images).
         """
         for node, branch in list(self._branches.items()):
-            if branch.state != self._state(node):
-                self._look_at(node, branch)
+            before, branch.state = branch.state, self._state(node)
+            if branch.state != before:
+                for lacks in self._probe.changed(node, before, branch.groups):
+                    self._look_at(branch.groups[lacks])
         for entry in list(self._with_items):
             if entry.rank[1] != self._num_to_encode(entry):
                 match = entry.match
@@ -347,51 +442,42 @@ class _Lane:
                 if not entry.is_ordered:
                     self._place(entry, self._probe.find(entry.request))
 
+    def look_again(self) -> None:
+        """Look up every request of the window."""
+        for entry in list(self.ordered):
+            self._displace(entry)
+            self._place(entry, self._probe.find(entry.request))
+
     def on_admitted(self, admitted: Waiting) -> None:
-        """Count an admission; those that share the admitted one's branch have more cached now."""
+        """Count an admission; those that lacked the same as the admitted one have it now."""
         self._num_admitted += 1
-        node = _node(admitted.match)
-        branch = self._branches.get(node)
-        if branch is not None:
-            self._look_at(node, branch)
+        branch = self._branches.get(_node(admitted.match))
+        group = branch.groups.get(admitted.lacks) if branch is not None else None
+        if group is not None:
+            self._look_at(group)
 
     def front(self, somebody_waited: bool) -> Waiting | None:
         """The request to try next, or None if all are held."""
         if self.resumed:
             return self.resumed[0]
-        urgent = self._urgent()
+        urgent = self._deadlines.urgent(self._num_admitted)
         if urgent is not None:
             return urgent
         candidates = islice(self.ordered if somebody_waited else self.arrivals, _MAX_PASSED_OVER)
         return next((entry for entry in candidates if not self._gate.is_held(entry)), None)
 
-    def _urgent(self) -> Waiting | None:
-        """The request with the first deadline, if some deadline needs all admissions from now on.
-
-        The j-th deadline must never be nearer than j admissions. A new request keeps that: its
-        deadline is at least as many admissions away as there are requests, and those with later
-        ones have a distance to spare. An admission keeps it if none was that near, or if it is the
-        one of the first deadline.
-        """
-        latest = len(self._by_deadline)
-        for position, entry in enumerate(self._by_deadline, 1):
-            distance = entry.deadline - self._num_admitted
-            if distance < position + 1:
-                return self._by_deadline[0]
-            if distance > latest:
-                break
-        return None
-
     def _state(self, node: Any) -> object:
         # There is no node for those that may not read the cache, and nothing changes for them.
         return self._probe.state(node) if node is not None else None
 
-    def _look_at(self, node: Any, branch: _Branch) -> None:
-        # Before looking up, lest a change in between go unnoticed.
-        branch.state = self._state(node)
-        for entry in list(branch.entries):
+    def _look_at(self, group: Iterable[Waiting]) -> None:
+        for entry in list(group):
             match = self._probe.find(entry.request)
-            if _node(match) is not node or _num_tokens(match) != entry.num_cached_tokens:
+            if _node(match) is _node(entry.match) and _num_tokens(match) == _num_tokens(
+                entry.match
+            ):
+                entry.match = match
+            else:
                 self._displace(entry)
                 self._place(entry, match)
 
@@ -402,7 +488,8 @@ class _Lane:
         branch = self._branches.get(node)
         if branch is None:
             branch = self._branches[node] = _Branch(entry.arrival, self._state(node))
-        branch.entries[entry] = None
+        entry.lacks = self._probe.lacking(entry.request, match) if match is not None else None
+        branch.groups.setdefault(entry.lacks, {})[entry] = None
         num_to_encode = 0
         if entry.request.mm_features:
             self._with_items[entry] = None
@@ -419,9 +506,12 @@ class _Lane:
         _discard(self.ordered, entry, _rank)
         node = _node(entry.match)
         branch = self._branches[node]
-        del branch.entries[entry]
-        if not branch.entries:
-            del self._branches[node]
+        group = branch.groups[entry.lacks]
+        del group[entry]
+        if not group:
+            del branch.groups[entry.lacks]
+            if not branch.groups:
+                del self._branches[node]
 
 
 def _node(match: CachedPrefix | None) -> Any:

@@ -69,9 +69,12 @@ class ReturnEstimator:
     def left(self, node: Node, session_id: str | None, now: float) -> None:
         """A request ended, and what it leaves in the cache ends with ``node``. Amortised O(1)."""
         self._age(now)
-        for before in (self._of_node.get(node), self._of_session.get(session_id or "")):
-            if before is not None:
-                self._drop(before)
+        before = self._of_node.get(node)
+        if before is not None:
+            self._drop(before)
+        before = self._of_session.get(session_id or "")
+        if before is not None:
+            self._drop(before)
         if len(self) >= _MAX_IDLE:
             self._drop(next(iter(next(group for group in reversed(self._buckets) if group))))
         idle = _Idle(node, node.end, now, session_id)

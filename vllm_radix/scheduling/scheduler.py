@@ -54,7 +54,9 @@ class RadixMixin(VllmScheduler):
         self.radix_manager = manager if isinstance(manager, RadixKVCacheManager) else None
         self.admission: AdmissionControl | None = None
         if self.radix_manager is not None:
-            self.admission = AdmissionControl(self.radix_manager, lambda: self.running)
+            self.admission = AdmissionControl(
+                self.radix_manager, lambda: self.running, self._can_go_on
+            )
             self.retention = Retention(
                 self.radix_manager, int(MAX_PINNED_SHARE * kv_cache_config.num_blocks)
             )
@@ -94,7 +96,7 @@ class RadixMixin(VllmScheduler):
         self.affinity_queue = PrefixAffinityQueue(
             self.hash_probe or TreeProbe(self.radix_manager),  # type: ignore[arg-type]
             self.admission or OpenGate(),
-            EncoderProbe(self.encoder_cache_manager),
+            EncoderProbe(lambda: self.encoder_cache_manager),
             patience=config.patience,
             by_priority=self.policy == SchedulingPolicy.PRIORITY,
         )
@@ -117,16 +119,27 @@ class RadixMixin(VllmScheduler):
                 new.mm_features = self.requests[new.req_id].mm_features
         return scheduled
 
+    def _can_go_on(self) -> bool:
+        """Whether some running request has something to compute that is not in flight already."""
+        return any(
+            not request.num_output_placeholders
+            or request.num_computed_tokens + 2 - request.num_output_placeholders
+            < request.num_prompt_tokens + request.max_tokens
+            for request in self.running
+        )
+
     def on_adapter_reloaded(self, lora_int_id: int) -> None:
         """The engine core loaded other weights for an adapter that it had."""
         if self.radix_manager is not None:
             self.radix_manager.on_adapter_reloaded(lora_int_id)
+            if self.affinity_queue is not None:
+                self.affinity_queue.look_again()
 
     def add_request(self, request: Request) -> None:
         # Under the name of a request that is here already comes more input for it.
         if self.radix_manager is not None and request.request_id not in self.requests:
             self.radix_manager.prepare(request)
-            if self.admission is not None:
+            if self.admission is not None and self.affinity_queue is not None:
                 self.admission.on_arrival(request)
         super().add_request(request)
 
@@ -151,7 +164,8 @@ class RadixMixin(VllmScheduler):
             super()._free_request_blocks(request)
             return
         handle = self.radix_manager.handle(request)
-        self.admission.on_end(request, handle)
+        if self.affinity_queue is not None:
+            self.admission.on_end(request, handle)
         super()._free_request_blocks(request)
         # Giving the blocks back is a use, from which a time to live counts.
         self.retention.on_end(request, handle, self.admission.clock())
