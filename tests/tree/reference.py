@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_radix.tree import Namespace
+from vllm_radix.tree.eviction import EXPIRED
 
 Tokens = tuple[int, ...]
 
@@ -133,7 +134,12 @@ class Reference:
     def add_tail(
         self, handle: int, tokens: Tokens, block: int, priority: int = 0
     ) -> tuple[int, list[int]]:
-        if any(t[: len(tokens)] == tokens for t in self.handles[handle].after):
+        after = self.handles[handle].after
+        if tokens in after:
+            self.handles[handle] = after[tokens]
+            after[tokens].priority = min(after[tokens].priority, priority)
+            return 1, []
+        if any(t[: len(tokens)] == tokens for t in after):
             return 1, []
         return self.extend(handle, tokens, [block], priority)
 
@@ -159,6 +165,22 @@ class Reference:
             order.append(victim.block)
             left.remove(victim)
         return order
+
+    def expire(self, namespace: Namespace, tokens: Tokens, num_kept: int) -> None:
+        """Of the blocks that end within a prefix, those go first that only this prefix needs.
+
+        Beyond the first ``num_kept`` tokens, for which somebody else still asks.
+        """
+        path = self.path(namespace, tokens, len(tokens) // self.block_size)
+        at = path[-1] if path else self._beginning(namespace)
+        at = at.after.get(tokens[len(at.prefix()) :], at)
+        locked, age = self.locked(), at.age
+        while len(at.prefix()) > num_kept and at not in locked and at.age <= age:
+            at.priority = EXPIRED
+            assert at.before is not None
+            at = at.before
+            if len(at.after) > 1:
+                break
 
     def evict(self, num_blocks: int) -> list[int]:
         """Returns the blocks, in order."""

@@ -5,7 +5,15 @@ import random
 
 import pytest
 
-from vllm_radix.tree import POLICIES, Namespace, Node, RadixTree, make_policy, pack_tokens
+from vllm_radix.tree import (
+    POLICIES,
+    Bookmark,
+    Namespace,
+    Node,
+    RadixTree,
+    make_policy,
+    pack_tokens,
+)
 from vllm_radix.tree.eviction import LRU, EvictionHeap
 
 from .pool import Pool
@@ -179,23 +187,121 @@ class TestWanted:
         assert pool.evict(1) == [0]
 
 
-def test_an_expired_leaf_goes_first_until_it_is_used() -> None:
-    pool = Pool(block_size=1)
-    serve_each(pool, [10], [11], [12])
-    for tokens in ([12], [11]):
-        pool.tree.expire(pool.match(tokens).node)
-    pool.serve([12])
-    assert pool.evict(3) == [1, 0, 2]
+def expire(pool: Pool, tokens: list[int], num_marked: int = 0) -> None:
+    """A prefix expires, another bookmark stands in it after ``num_marked`` tokens, if any."""
+    match = pool.match(tokens)
+    assert match.num_tokens == len(tokens)
+    bookmark = Bookmark(survives_cut=False)
+    pool.tree.place(bookmark, match.node)
+    # As if it had been placed before its node grew.
+    bookmark.num_tokens = len(tokens)
+    if num_marked:
+        other = Bookmark(survives_cut=False)
+        pool.tree.place(other, pool.match(tokens[:num_marked]).node)
+        other.num_tokens = num_marked
+    pool.tree.expire(bookmark)
+    pool.tree.remove(bookmark)
+    pool.tree.check()
 
 
-def test_what_is_in_use_or_leads_on_does_not_expire() -> None:
-    pool = Pool(block_size=1)
-    serve_each(pool, [10, 11], [10, 12])
-    pool.tree.expire(pool.match([10]).node)
-    handle = pool.admit([10, 11])
-    pool.tree.expire(pool.match([10, 11]).node)
-    pool.finish(handle)
-    assert pool.evict(3) == [2, 1, 0]
+class TestExpired:
+    """Blocks of one token, numbered in the order in which they are first computed."""
+
+    def test_it_goes_first_until_it_is_used(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10], [11], [12])
+        expire(pool, [12])
+        expire(pool, [11])
+        pool.serve([12])
+        assert pool.evict(3) == [1, 0, 2]
+
+    def test_whoever_computes_it_once_more_uses_it(self) -> None:
+        pool = Pool(block_size=1)
+        handle = pool.start([])
+        serve_each(pool, [10, 11], [20])
+        expire(pool, [10, 11])
+        pool.finish(pool.compute(handle, [10, 11]))
+        assert pool.evict(3) == [2, 1, 0]
+
+    def test_the_partly_filled_end_of_a_prompt_that_is_repeated(self) -> None:
+        pool = Pool(block_size=4)
+        serve_each(pool, [10] * 6, [20] * 4)
+        expire(pool, [10] * 6)
+        pool.serve([10] * 6)
+        assert pool.evict(3) == [2, 1, 0]
+
+    def test_not_while_it_is_in_use(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10], [11, 12])
+        handle = pool.admit([11, 12])
+        expire(pool, [11])
+        expire(pool, [11, 12])
+        pool.finish(handle)
+        assert pool.evict(3) == [0, 2, 1]
+
+    def test_what_goes_on_from_it_keeps_its_place(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10, 11, 12], [20], [30])
+        expire(pool, [10, 11])
+        assert list(pool.tree.eviction_order()) == [2, 1, 0, 3, 4]
+        pool.serve([10, 11, 12])
+        serve_each(pool, [20])
+        expire(pool, [10, 11])
+        assert pool.evict(5) == [4, 2, 1, 0, 3]
+
+    def test_it_ends_inside_a_block(self) -> None:
+        pool = Pool(block_size=4)
+        serve_each(pool, [10] * 10, [20] * 4)
+        expire(pool, [10] * 6)
+        assert pool.edges()[:2] == [(0, [10] * 6, [0]), (0, [20] * 4, [3])]
+        pool.serve([20] * 4)
+        assert pool.evict(4) == [2, 1, 0, 3]
+
+    def test_what_others_share_keeps_its_place(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10, 11], [20], [10, 12])
+        expire(pool, [10, 12])
+        assert pool.evict(4) == [3, 1, 2, 0]
+
+    def test_what_was_used_since_keeps_its_place(self) -> None:
+        pool = Pool(block_size=1)
+        serve_each(pool, [10, 11, 12, 13], [20])
+        pool.serve([10, 11])
+        expire(pool, [10, 11, 12, 13])
+        assert pool.evict(5) == [3, 2, 4, 1, 0]
+
+    @pytest.mark.parametrize("num_marked", [1, 2])
+    def test_what_another_bookmark_ends_with_keeps_its_place(self, num_marked: int) -> None:
+        """Whether that is inside the node or, after a fork, at the end of the one above."""
+        pool = Pool(block_size=1)
+        serve_each(pool, [10, 11, 21], [20], [10, 11, 12, 13])
+        assert pool.evict(1) == [2]
+        expire(pool, [10, 11, 12, 13], num_marked)
+        kept = [1, 0] if num_marked == 2 else [0]
+        first = [block for block in (5, 4, 1, 0) if block not in kept]
+        assert pool.evict(5) == [*first, 3, *kept]
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_all_the_nodes_of_a_chain(self, policy: str) -> None:
+        """Parts of different ranks, as a conversation leaves them behind."""
+        pool = Pool(block_size=1, policy=policy)
+        serve_each(pool, [20], [10], [10, 11], [10, 11, 12])
+        expire(pool, [10, 11, 12])
+        assert pool.evict(4) == [3, 2, 1, 0]
+
+    def test_of_two_the_longer_one_first(self) -> None:
+        pool = Pool(block_size=1)
+        pool.serve([10, 11, 12])
+        expire(pool, [10, 11, 12], num_marked=1)
+        assert len(pool.edges()) == 2
+        expire(pool, [10])
+        assert len(pool.edges()) == 1
+
+    def test_it_may_be_gone(self) -> None:
+        pool = Pool(block_size=1)
+        pool.serve([10])
+        pool.tree.expire(Bookmark(survives_cut=False))
+        assert pool.evict(1) == [0]
 
 
 class TestHeap:

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from vllm_radix.tree import (
+    Bookmark,
     Extension,
     Key,
     Match,
@@ -25,7 +26,6 @@ from vllm_radix.tree import (
     make_policy,
     pack_tokens,
 )
-from vllm_radix.tree.eviction import EXPIRED
 
 from .reference import Cached, Reference, Tokens
 
@@ -78,6 +78,8 @@ class TreeMachine(RuleBasedStateMachine):
         """Blocks that a handle offered and the tree did not take."""
         self.holds: set[int] = set()
         """Those handles that are holds."""
+        self.marked: dict[Bookmark, tuple[Namespace, Tokens]] = {}
+        """What each bookmark that is not gone has to mark the end of."""
         self.seen: list[Tokens] = [()]
         self.remembered: tuple[Match, Namespace, Tokens, int] | None = None
 
@@ -182,18 +184,75 @@ class TreeMachine(RuleBasedStateMachine):
         assert len(freed) == min(num_blocks, len(order))
         assert sorted(self.model.lose(freed)) == sorted(freed)
         self.give_back(freed)
+        self.cut_what_is_lost()
         assert set(self.tree.eviction_order()) == set(order) - set(freed)
         self.tree.want(())
 
-    @precondition(lambda self: self.model.cached)
-    @rule(near=pick)
-    def expire(self, near: int) -> None:
-        node = self.tree.owner(self.cached_block(near))
+    # ------------------------------------------------------------------ marking
+
+    @precondition(lambda self: self.model.cached and len(self.marked) < 8)
+    @rule(near=pick, num_above=st.integers(0, 2), survives_cut=st.booleans())
+    def place(self, near: int, num_above: int, survives_cut: bool) -> None:
+        """At the end of a node, or of one above, which may end inside a block."""
+        bookmark = Bookmark(survives_cut=survives_cut)
+        block = self.cached_block(near)
+        node = self.tree.owner(block)
         assert node is not None
-        if not node.children and not node.lock_count:
-            for block in node.blocks:
-                self.model.cached[block].priority = EXPIRED
-        self.tree.expire(node)
+        if node.detached:
+            with pytest.raises(ValueError, match="is the end of no cached prefix"):
+                self.tree.place(bookmark, node)
+            return
+        for _ in range(num_above):
+            assert node.parent is not None
+            node = node.parent if node.parent.parent is not None else node
+        self.tree.place(bookmark, node)
+        namespace = self.namespace_of(self.model.cached[block])
+        self.marked[bookmark] = namespace, tokens_until(node)
+
+    @precondition(lambda self: self.marked)
+    @rule(near=pick)
+    def remove(self, near: int) -> None:
+        bookmark = self.some_bookmark(near)
+        self.tree.remove(bookmark)
+        assert bookmark.node is None
+        del self.marked[bookmark]
+
+    @precondition(lambda self: self.marked)
+    @rule(near=pick, everybody_left=st.booleans())
+    def expire(self, near: int, everybody_left: bool) -> None:
+        if everybody_left:
+            self.release_all()
+            if not self.marked:
+                return
+        bookmark = self.some_bookmark(near)
+        node, end = bookmark.node, bookmark.num_tokens
+        assert node is not None
+        num_blocks = end // self.block_size - node.start // self.block_size
+        if not (num_blocks or (node.blocks and node.end == end)):
+            return  # The model knows no age of tokens whose block is their children's.
+        namespace, tokens = self.marked[bookmark]
+        shorter = [
+            len(others)
+            for there, others in self.marked.values()
+            if there == namespace and others == tokens[: len(others)] != tokens
+        ]
+        self.tree.expire(bookmark)
+        self.model.expire(namespace, tokens, max(shorter, default=0))
+
+    def some_bookmark(self, near: int) -> Bookmark:
+        return list(self.marked)[near % len(self.marked)]
+
+    def cut_what_is_lost(self) -> None:
+        """After whatever may have lost something, before it is computed again."""
+        for bookmark, (namespace, tokens) in list(self.marked.items()):
+            length = self.model.match(namespace, tokens)
+            if length == len(tokens):
+                continue
+            if length and bookmark.survives_cut:
+                self.marked[bookmark] = namespace, tokens[:length]
+            else:
+                assert bookmark.node is None
+                del self.marked[bookmark]
 
     # ------------------------------------------------------------------ using
 
@@ -225,6 +284,7 @@ class TreeMachine(RuleBasedStateMachine):
         rest=text,
         priority=priority,
         stays=st.booleans(),
+        mark=st.none() | st.booleans(),
     )
     def serve(
         self,
@@ -234,8 +294,12 @@ class TreeMachine(RuleBasedStateMachine):
         rest: Tokens,
         priority: int,
         stays: bool,
+        mark: bool | None,
     ) -> None:
-        """All that a request does, as one step: there is no other way to many requests."""
+        """All that a request does, as one step: there is no other way to many requests.
+
+        ``mark`` places a bookmark where it ends, which survives a cut or not.
+        """
         tokens = self.prompt(near, keep, rest)[: 6 * self.block_size]
         handle = self.admit(namespace, tokens, priority)
         tokens = tokens[self.nodes[handle].end :]
@@ -243,6 +307,11 @@ class TreeMachine(RuleBasedStateMachine):
         self.grow(handle, tokens[:end])
         if self.block_size > 1 and self.nodes[handle].end % self.block_size == 0:
             self.grow_tail(handle, tokens[end:])
+        node = self.nodes[handle]
+        if mark is not None and node.end and not node.detached and len(self.marked) < 8:
+            bookmark = Bookmark(survives_cut=mark)
+            self.tree.place(bookmark, node)
+            self.marked[bookmark] = namespace, self.model.handles[handle].prefix()
         if not stays:
             self.let_go(handle)
 
@@ -355,6 +424,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.nodes[handle] = extension.node
         self.private[handle] += blocks[:num_duplicates]
         self.give_back(extension.freed)
+        self.cut_what_is_lost()
         self.seen.append(self.model.handles[handle].prefix())
 
     @precondition(lambda self: self.nodes)
@@ -372,6 +442,7 @@ class TreeMachine(RuleBasedStateMachine):
         freed = self.tree.release(self.nodes.pop(handle), used=used)
         assert sorted(freed) == sorted(self.model.release(handle, used))
         self.give_back(freed)
+        self.cut_what_is_lost()
         self.give_back(self.private.pop(handle))
         self.holds.discard(handle)
 
@@ -391,6 +462,7 @@ class TreeMachine(RuleBasedStateMachine):
         freed = self.tree.evict(num_blocks)
         assert freed == self.model.evict(num_blocks)
         self.give_back(freed)
+        self.cut_what_is_lost()
 
     @precondition(lambda self: self.model.cached)
     @rule(near=pick)
@@ -399,6 +471,7 @@ class TreeMachine(RuleBasedStateMachine):
         freed = self.tree.detach(block)
         assert sorted(freed) == sorted(self.model.detach(block))
         self.give_back(freed)
+        self.cut_what_is_lost()
 
     @rule()
     def clear(self) -> None:
@@ -411,6 +484,7 @@ class TreeMachine(RuleBasedStateMachine):
         freed = self.tree.clear()
         assert sorted(freed) == sorted(self.model.clear())
         self.give_back(freed)
+        self.cut_what_is_lost()
 
     # ------------------------------------------------------------------ what always holds
 
@@ -421,6 +495,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.handles_stay_good()
         self.blocks_have_the_right_owners()
         self.what_is_cached_is_found()
+        self.bookmarks_are_where_they_belong()
         assert list(self.tree.eviction_order()) == self.model.eviction_order()
 
     def blocks_add_up(self) -> None:
@@ -456,6 +531,20 @@ class TreeMachine(RuleBasedStateMachine):
             assert match.num_tokens == len(key)
             path = [other.block for other in part.path()]
             assert self.tree.path_blocks(match.node, len(path)) == path
+
+    def bookmarks_are_where_they_belong(self) -> None:
+        for bookmark, (namespace, tokens) in self.marked.items():
+            match = self.tree.match(Key.of(tokens, namespace))
+            assert bookmark.num_tokens == match.num_tokens == len(tokens)
+            assert bookmark.node is match.node
+        placed = {bookmark for node in self.tree.all_nodes() for bookmark in node.bookmarks or ()}
+        assert placed == set(self.marked)
+
+
+def tokens_until(node: Node) -> Tokens:
+    """The prefix that ends with a node."""
+    above = tokens_until(node.parent) if node.parent is not None else ()
+    return above + tuple(memoryview(node.edge).cast("i"))
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,17 @@ class TestTail:
         assert pool.tree.owner(9) is None
         assert pool.edges() == [(0, LONG[:4], [0]), (4, LONG[4:7], [1])]
 
+    def test_of_two_that_are_alike_the_first_is_used(self, pool: Pool) -> None:
+        pool.serve(LONG[:7])
+        pool.serve([9, 9, 9, 9])
+        handle = pool.admit(LONG)
+        extension = pool.tree.add_tail(handle, pack_tokens(LONG[4:7]), 9)
+        assert (extension.num_duplicates, extension.freed) == (1, [])
+        assert extension.node.end == 7
+        assert pool.tree.path_blocks(extension.node, 2) == [0, 1]
+        pool.finish(extension.node)
+        assert pool.evict(3) == [2, 1, 0]
+
     def test_another_one_lives_beside_it(self, pool: Pool) -> None:
         pool.serve(LONG[:7])
         pool.serve([*LONG[:6], 70])

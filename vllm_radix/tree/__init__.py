@@ -29,10 +29,16 @@ edges of the tree, and copies of the block in which two prompts part, are ours.
   a cost of the path's length. A locked node is never evicted or trimmed. A child's lock count
   never exceeds its parent's.
 * **Order.** Only unlocked leaves are evicted, from their tail, in the order of the policy.
+* **Bookmarks.** A node that nobody locked may be merged, replaced or gone at any time. Who wants to
+  know what became of a prefix places a bookmark at its end: it stays at that token through splits,
+  merges and longer copies of its last block. When the token leaves the tree, the bookmark moves up
+  to the end of what is left, or is gone, as it was asked to. A bookmark protects nothing.
 
-Reading order: :mod:`.key` (what is matched), :mod:`.node`, :mod:`.tree`, :mod:`.eviction`.
+Reading order: :mod:`.key` (what is matched), :mod:`.node`, :mod:`.tree`, :mod:`.eviction`,
+:mod:`.bookmark`.
 """
 
+from vllm_radix.tree.bookmark import Bookmark
 from vllm_radix.tree.eviction import POLICIES, EvictionPolicy, make_policy
 from vllm_radix.tree.key import Key, LabelTable, Namespace, pack_tokens
 from vllm_radix.tree.node import Node
@@ -40,6 +46,7 @@ from vllm_radix.tree.tree import Extension, Match, RadixTree
 
 __all__ = [
     "POLICIES",
+    "Bookmark",
     "EvictionPolicy",
     "Extension",
     "Key",

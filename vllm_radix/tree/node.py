@@ -3,9 +3,12 @@
 
 import sys
 from collections.abc import Iterator
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from vllm_radix.tree.key import TOKEN_BYTES, Namespace
+
+if TYPE_CHECKING:
+    from vllm_radix.tree.bookmark import Bookmark
 
 
 class Node:
@@ -34,10 +37,13 @@ class Node:
             :meth:`~vllm_radix.tree.tree.RadixTree.want`).
         wanted_place: its place in the order of what is wanted.
         wanted_round: when the two were said. They mean nothing once others were.
+        bookmarks: those whose prefixes end in this span, in a dict for its order; None if there
+            are none.
     """
 
     __slots__ = (
         "blocks",
+        "bookmarks",
         "cell",
         "children",
         "detached",
@@ -76,6 +82,7 @@ class Node:
         self.wanted_end = 0
         self.wanted_place = 0
         self.wanted_round = 0
+        self.bookmarks: dict[Bookmark, None] | None = None
 
     @property
     def num_tokens(self) -> int:

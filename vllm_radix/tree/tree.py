@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vllm_radix.tree import bookmark as bookmarks
+from vllm_radix.tree.bookmark import Bookmark
 from vllm_radix.tree.eviction import (
     EXPIRED,
     LRU,
@@ -288,13 +290,20 @@ class RadixTree:
         first_block = node.end // block_size
         passed = [node]
         freed: list[int] = []
-        position = self._descend(data, priority, passed, freed)
+        position, superseded = self._descend(data, priority, passed)
         node = passed[-1]
         num_duplicates = node.end // block_size - first_block
+        marked = None
+        if superseded is not None:
+            marked, superseded.bookmarks = superseded.bookmarks, None
+            self._detach(superseded, freed)
         if position < len(data):
             node = self._give(node, data[position:], blocks[num_duplicates:], priority)
             if node is not passed[-1]:
                 passed.append(node)
+        for bookmark in marked or ():
+            # It has the same tokens, and more.
+            bookmarks.put(bookmark, node)
         self._merge_down(passed)
         return Extension(node, num_duplicates, freed)
 
@@ -302,10 +311,11 @@ class RadixTree:
         """Cache the partly filled last block of a request, and move its handle to the end.
 
         Like :meth:`extend`, for fewer tokens than a block holds. If the tree has all of these
-        tokens already, nothing changes and ``block`` stays the request's own. A shorter partly
-        filled block that holds the same tokens gives way.
+        tokens already, ``block`` stays the request's own, and the handle moves only if the tree's
+        block has no more than these. A shorter partly filled block that holds the same tokens
+        gives way.
         """
-        position, below = 0, node
+        position, below, is_whole_edge = 0, node, True
         while position < len(data):
             child = below.children.get(_first_token(data, position))
             if child is None:
@@ -313,10 +323,15 @@ class RadixTree:
             common = _common_prefix(child.edge, data, position, len(data))
             position += common
             below = child
-            if common < len(child.edge):
+            is_whole_edge = common == len(child.edge)
+            if not is_whole_edge:
                 break
         if position == len(data):
-            return Extension(node, 1, [])
+            passed = [node]
+            if is_whole_edge and not below.children:
+                self._descend(data, priority, passed)
+                self._merge_down(passed)
+            return Extension(passed[-1], 1, [])
         return self.extend(node, data, [block], priority)
 
     def release(self, node: Node, *, used: bool = True) -> list[int]:
@@ -347,6 +362,25 @@ class RadixTree:
         self._merge_down(reversed(path))
         self._settle(node, freed)
         return freed
+
+    # ------------------------------------------------------------------ marking
+
+    def place(self, bookmark: Bookmark, node: Node) -> None:
+        """Put a bookmark to the end of ``node``, from where the tree moves it as need be. O(1).
+
+        Raises:
+            ValueError: if nothing that can be found ends with ``node``.
+        """
+        if node.parent is None or node.detached:
+            raise ValueError(f"{node} is the end of no cached prefix")
+        self.remove(bookmark)
+        bookmark.num_tokens = node.end
+        bookmarks.put(bookmark, node)
+
+    def remove(self, bookmark: Bookmark) -> None:
+        """Take a bookmark out of the tree, unless it is gone already. O(1)."""
+        if bookmark.node is not None:
+            bookmarks.take(bookmark)
 
     # ------------------------------------------------------------------ making room
 
@@ -418,17 +452,39 @@ class RadixTree:
         num_blocks = -(-node.wanted_end // block_size) - node.start // block_size
         return min(max(num_blocks, 0), len(node.blocks))
 
-    def expire(self, node: Node) -> None:
-        """Let an unlocked leaf be evicted before all else, until it is used again.
+    def expire(self, bookmark: Bookmark) -> None:
+        """Let a prefix be evicted before all else, until it is used again.
 
-        Nothing happens to a node that has children or is locked. O(log candidates).
+        That is, from its end upwards, what only this prefix needs: up to where another one
+        branches off or was used later, or another bookmark stands. What goes on from its end keeps
+        its place in the order. Nothing happens to a prefix that is in use, or gone.
+
+        O(path + log candidates), and for a split the shorter side of the edge.
         """
-        if node.ticket:
-            self._candidates.discard(node)
+        node, end = bookmark.node, bookmark.num_tokens
+        if node is None or node.lock_count:
+            return
+        if end < node.end:
+            node = self._split(node, end)
+        last_access = node.last_access
+        expired: list[Node] = []
+        while node.last_access <= last_access and not node.lock_count:
+            others = [b.num_tokens for b in node.bookmarks or () if b.num_tokens < end]
+            start = max(others, default=node.start)
+            if start == node.end:
+                break
+            if start > node.start:
+                self._split(node, start)
+            expired.append(node)
             node.priority = EXPIRED
-            self._candidates.add(node)
+            if node.ticket:
+                self._candidates.discard(node)
+                self._candidates.add(node)
             assert node.parent is not None
-            self._merge_down([node.parent])
+            node = node.parent
+            if node.parent is None or len(node.children) > 1:
+                break
+        self._merge_down([node, *reversed(expired)])
 
     def eviction_order(self) -> Iterator[int]:
         """The evictable blocks in the order in which :meth:`evict` would free them.
@@ -488,6 +544,8 @@ class RadixTree:
         blocks = [block for node in self for block in node.blocks]
         self._file(blocks, None)
         for node in list(self):
+            for bookmark in list(node.bookmarks or ()):
+                bookmarks.take(bookmark)
             _bury(node)
         self._roots.clear()
         self._candidates.clear()
@@ -539,11 +597,11 @@ class RadixTree:
             self._candidates.discard(node)
         node.lock_count += 1
 
-    def _descend(self, data: bytes, priority: int, passed: list[Node], freed: list[int]) -> int:
+    def _descend(self, data: bytes, priority: int, passed: list[Node]) -> tuple[int, Node | None]:
         """Lock what the tree has of ``data`` below ``passed[-1]``, appending it to ``passed``.
 
-        Splits where the two part, and clears away a partly filled block that ``data`` covers.
-        Returns the length of what was found, in bytes.
+        Splits where the two part. Returns the length of what was found, in bytes, and what follows
+        there if that is a partly filled block which ``data`` goes beyond.
         """
         node = passed[-1]
         position = 0
@@ -570,9 +628,8 @@ class RadixTree:
                 position += len(child.edge)
                 node = child
             if superseded is not None:
-                self._detach(superseded, freed)
-                break
-        return position
+                return position, superseded
+        return position, None
 
     def _give(self, node: Node, data: bytes, blocks: list[int], priority: int) -> Node:
         """Append tokens and blocks below a handle; return the node that ends with them."""
@@ -632,6 +689,8 @@ class RadixTree:
         upper.wanted_round = node.wanted_round
         upper.detached = node.detached
         upper.children[node.first] = node
+        if node.bookmarks:
+            bookmarks.share(node, upper)
         assert upper.parent is not None
         if upper.parent.children.get(upper.first) is node:
             upper.parent.children[upper.first] = upper
@@ -684,6 +743,8 @@ class RadixTree:
         if upper in self._detached:
             self._detached.remove(upper)
             self._detached.add(child)
+        if upper.bookmarks:
+            bookmarks.hand_over(upper, child)
         _bury(upper)
         self._epoch += 1
 
@@ -701,6 +762,8 @@ class RadixTree:
                 del leaf.blocks[num_blocks:]
                 del leaf.edge[(end - leaf.start) * TOKEN_BYTES :]
                 self._epoch += 1
+                if leaf.bookmarks:
+                    bookmarks.cut(leaf, leaf)
             return
         self._epoch += 1
         above = leaf.parent
@@ -709,6 +772,8 @@ class RadixTree:
             del above.children[leaf.first]
         self._detached.discard(leaf)
         self._candidates.discard(leaf)
+        if leaf.bookmarks:
+            bookmarks.cut(leaf, above)
         _bury(leaf)
 
     def _settle(self, node: Node, freed: list[int]) -> None:
@@ -758,6 +823,8 @@ class RadixTree:
             part.detached = True
             part.version += 1
             self._candidates.discard(part)
+            if part.bookmarks:
+                bookmarks.cut(part, above)
             if part.lock_count == 0:
                 self._trim(part, 0, freed)
         self._merge_down(subtree)
@@ -786,6 +853,10 @@ class RadixTree:
                 assert child.parent is node
                 assert child.start == node.end
             assert sum(c.lock_count for c in node.children.values()) <= node.lock_count
+            assert node.bookmarks is None or (node.bookmarks and not node.detached)
+            for bookmark in node.bookmarks or ():
+                assert bookmark.node is node, f"a bookmark in {node} is lost"
+                assert node.start < bookmark.num_tokens <= node.end
             if node.parent is None:
                 continue
             assert node.edge and len(node.edge) % TOKEN_BYTES == 0
