@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request may ask for the prefix that it leaves in the cache.
 
-Over HTTP in ``vllm_xargs``, offline in ``SamplingParams.extra_args``:
-
-* ``radix_priority``: an integer, lower is more important. Less important prefixes are evicted
-  first, whatever the policy. 0 if it is not given (with the policy ``priority``: the request's own
-  priority).
-* ``radix_ttl_s``: seconds. Once nobody has used the prefix for so long, it is the first to go.
-* ``radix_pin``: true keeps the prefix until nothing else is left to evict, for as long as
-  ``radix_ttl_s`` allows. All pins together get a share of the pool; the oldest give way.
+``radix_priority``, ``radix_ttl_s`` and ``radix_pin``, over HTTP in ``vllm_xargs``, offline in
+``SamplingParams.extra_args``. What they mean is in docs/scheduling.md.
 """
 
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +16,7 @@ from vllm.v1.request import Request
 
 from vllm_radix.cache.manager import RadixKVCacheManager
 from vllm_radix.compat import get_logger
-from vllm_radix.tree import Match, Node
+from vllm_radix.tree import Bookmark, Match, Node
 
 logger = get_logger(__name__)
 
@@ -92,8 +86,32 @@ def _flag(value: Any) -> bool | None:
     return {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
 
 
+class _Claim(Bookmark):
+    """What was asked for one prefix. While it is a pin, it survives a cut.
+
+    Attributes:
+        ttl_s: how long after a use it holds; None for a pin without end.
+        due: when it ends if nobody uses the prefix until then.
+        num_asked: tokens of the prefix that it was asked for, of which a cut may leave fewer.
+        has_entry: whether it is in the heap of those that end.
+    """
+
+    __slots__ = ("due", "has_entry", "num_asked", "ttl_s")
+
+    def __init__(self, ttl_s: float | None) -> None:
+        super().__init__(survives_cut=False)
+        self.ttl_s = ttl_s
+        self.due = math.inf
+        self.num_asked = 0
+        self.has_entry = False
+
+    def is_used(self, now: float) -> None:
+        """The life of the prefix begins anew."""
+        self.due = math.inf if self.ttl_s is None else now + self.ttl_s
+
+
 class Retention:
-    """Keeps pins and times to live. O(1) where there are none.
+    """Keeps pins and times to live: one claim for each end of a prefix. O(1) where there are none.
 
     Args:
         manager: whose tree holds the prefixes.
@@ -103,44 +121,90 @@ class Retention:
     def __init__(self, manager: RadixKVCacheManager, max_pinned_blocks: int) -> None:
         self._manager = manager
         self._max_pinned_blocks = max_pinned_blocks
-        # The oldest first, with the blocks of each; common ones count for each.
-        self._pins: dict[Node, tuple[Match, int]] = {}
-        self._num_pinned_blocks = 0
-        self._lives: list[tuple[float, int, Node, int, float]] = []
+        # The oldest first.
+        self._pins: dict[_Claim, None] = {}
+        # Each claim that ends at most once, at a time when it may be due.
+        self._lives: list[tuple[float, int, _Claim]] = []
+        self._max_lives = 0
         self._order = itertools.count()
 
     def on_end(self, request: Request, node: Node | None, now: float) -> None:
-        """A request finished and gave its blocks back; what it leaves ends with ``node``."""
+        """A request finished and gave its blocks back; what it leaves ends with ``node``.
+
+        O(path) while there are times to live, and for a pin O(pins + nodes that they cover).
+        """
+        if node is None:
+            return
+        if self._lives:
+            for part in _path(node):
+                for claim in part.bookmarks or ():
+                    if isinstance(claim, _Claim):
+                        claim.is_used(now)
         wishes = wishes_of(request)
-        if wishes.ttl_s is None and not wishes.pin:
-            return
-        if node is None or node.parent is None or node.detached:
-            return
-        if wishes.pin:
-            self._pin(node)
-        if wishes.ttl_s is not None:
-            self._watch(node, now, wishes.ttl_s)
+        if (wishes.pin or wishes.ttl_s is not None) and node.parent and not node.detached:
+            self._claim(node, wishes, now)
 
     def pinned(self, now: float) -> list[Match]:
-        """What is pinned, after what has lived long enough was let go."""
+        """What is pinned, after what has lived long enough was let go. O(pins)."""
+        in_use = []
         while self._lives and self._lives[0][0] <= now:
-            _, _, node, last_access, ttl_s = heapq.heappop(self._lives)
-            if node.parent is None or node.detached:
+            _, _, claim = heapq.heappop(self._lives)
+            claim.has_entry = False
+            if claim.node is None or claim.ttl_s is None:
                 continue
-            if node.lock_count or node.last_access != last_access:
-                self._watch(node, now, ttl_s)
+            if claim.due > now:
+                self._watch(claim, claim.due)
+            elif claim.node.lock_count:
+                in_use.append((claim, now + claim.ttl_s))
             else:
-                self._unpin(node)
-                self._manager.tree.expire(node)
-        return [match for match, _ in self._pins.values()]
+                self._pins.pop(claim, None)
+                self._manager.tree.expire(claim)
+                self._manager.tree.remove(claim)
+        for claim, look_again_at in in_use:
+            # It is due later than that, for its life begins when it is given back.
+            self._watch(claim, look_again_at)
+        for claim in [claim for claim in self._pins if claim.node is None]:
+            del self._pins[claim]
+        return [Match(claim.node, claim.num_tokens, 0, 0) for claim in self._pins if claim.node]
 
-    def _watch(self, node: Node, now: float, ttl_s: float) -> None:
-        entry = (now + ttl_s, next(self._order), node, node.last_access, ttl_s)
-        heapq.heappush(self._lives, entry)
+    # ------------------------------------------------------------------ inside
 
-    def _pin(self, node: Node) -> None:
-        self._unpin(node)
-        num_blocks = -(-node.end // self._manager.block_size)
+    def _claim(self, node: Node, wishes: Wishes, now: float) -> None:
+        pin = wishes.pin and self._is_within_quota(node.end)
+        if not pin and wishes.ttl_s is None:
+            return
+        claim = _claim_at_end_of(node)
+        if claim is None:
+            claim = _Claim(wishes.ttl_s)
+            self._manager.tree.place(claim, node)
+        elif claim.ttl_s is not None:
+            claim.ttl_s = None if wishes.ttl_s is None else max(claim.ttl_s, wishes.ttl_s)
+        claim.num_asked = claim.num_tokens
+        claim.is_used(now)
+        if claim.ttl_s is not None:
+            self._watch(claim, claim.due)
+        if pin:
+            self._pins.pop(claim, None)
+            claim.survives_cut = True
+            self._pins[claim] = None
+            self._make_pins_fit()
+
+    def _watch(self, claim: _Claim, due: float) -> None:
+        if claim.has_entry:
+            # Earlier than that; it is looked at again then.
+            return
+        if len(self._lives) > self._max_lives:
+            # Claims of what was evicted, perhaps long before their time.
+            for _, _, other in self._lives:
+                other.has_entry = other.node is not None and other.ttl_s is not None
+            self._lives = [life for life in self._lives if life[2].has_entry]
+            heapq.heapify(self._lives)
+            self._max_lives = 2 * len(self._lives) + 64
+        claim.has_entry = True
+        heapq.heappush(self._lives, (due, next(self._order), claim))
+
+    def _is_within_quota(self, num_tokens: int) -> bool:
+        num_blocks = -(-num_tokens // self._manager.block_size)
         if num_blocks > self._max_pinned_blocks:
             logger.warning_once(
                 "vllm-radix: %s is ignored for a prefix of %d blocks: all pins together may have "
@@ -149,16 +213,54 @@ class Retention:
                 num_blocks,
                 self._max_pinned_blocks,
             )
-            return
-        self._pins[node] = (Match(node, node.end, 0, 0), num_blocks)
-        self._num_pinned_blocks += num_blocks
-        for other in list(self._pins):
-            if other.parent is None or other.detached:
-                self._unpin(other)
-        while self._num_pinned_blocks > self._max_pinned_blocks:
-            self._unpin(next(iter(self._pins)))
+        return num_blocks <= self._max_pinned_blocks
 
-    def _unpin(self, node: Node) -> None:
-        pin = self._pins.pop(node, None)
-        if pin is not None:
-            self._num_pinned_blocks -= pin[1]
+    def _make_pins_fit(self) -> None:
+        """Give up the oldest pins beyond the quota, and those that newer ones make needless."""
+        # Until which token a node is pinned, and until when that lasts.
+        pinned: dict[Node, tuple[int, float]] = {}
+        num_left = self._max_pinned_blocks
+        for claim in reversed(list(self._pins)):
+            adds: dict[Node, tuple[int, float]] = {}
+            num_more, end = 0, claim.num_tokens
+            for part in _path(claim.node):
+                known = pinned.get(part, (0, -math.inf))
+                if end <= known[0] and claim.due <= known[1]:
+                    # So is everything above.
+                    break
+                adds[part] = max(known, (end, claim.due))
+                num_more += self._num_blocks(part, adds[part][0])
+                num_more -= self._num_blocks(part, known[0])
+                end = part.start
+            if not adds or num_more > num_left:
+                self._unpin(claim)
+            else:
+                pinned.update(adds)
+                num_left -= num_more
+
+    def _num_blocks(self, node: Node, end: int) -> int:
+        """How many of a node's blocks hold the tokens before ``end``."""
+        block_size = self._manager.block_size
+        num_blocks = -(-end // block_size) - node.start // block_size
+        return min(max(num_blocks, 0), len(node.blocks))
+
+    def _unpin(self, claim: _Claim) -> None:
+        del self._pins[claim]
+        claim.survives_cut = False
+        if claim.ttl_s is None or claim.num_tokens < claim.num_asked:
+            # Without the pin it would have been gone.
+            self._manager.tree.remove(claim)
+
+
+def _path(node: Node | None) -> Iterator[Node]:
+    """The nodes from ``node`` up to below the root."""
+    while node is not None and node.parent is not None:
+        yield node
+        node = node.parent
+
+
+def _claim_at_end_of(node: Node) -> _Claim | None:
+    for claim in node.bookmarks or ():
+        if isinstance(claim, _Claim) and claim.num_tokens == node.end:
+            return claim
+    return None
