@@ -73,6 +73,20 @@ def test_requests_that_share_a_branch_run_together(async_scheduling: bool) -> No
 
 
 @either_way
+def test_a_word_in_common_changes_no_order(async_scheduling: bool) -> None:
+    """Prompts that share less than a block with what is cached, all by chance and unequally."""
+    server = Server(64, max_num_seqs=1, async_scheduling=async_scheduling)
+    server.add("cached", [1, 2, 3, 4, 5, 6, 7, 8, 9], max_tokens=1)
+    server.finish()
+    server.admitted.clear()
+    for number, num_common in enumerate([0, 2, 0, 3, 1, 3]):
+        server.add(f"{number}", [*range(1, 1 + num_common), *[50 + number] * 12], max_tokens=2)
+    server.add("shares a block", [1, 2, 3, 4, 77, 78], max_tokens=2)
+    server.finish()
+    assert server.admitted == ["0", "shares a block", "1", "2", "3", "4", "5"]
+
+
+@either_way
 def test_what_a_running_request_is_about_to_compute_is_waited_for(async_scheduling: bool) -> None:
     """Prefill goes in chunks. Others with the same prompt start when the last of it runs."""
     server = Server(64, long_prefill_token_threshold=16, async_scheduling=async_scheduling)

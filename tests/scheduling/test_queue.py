@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.request import Request, RequestStatus
 
-from vllm_radix.scheduling import queue
-from vllm_radix.scheduling.queue import PrefixAffinityQueue, Waiting
+from vllm_radix.scheduling import lane
+from vllm_radix.scheduling.lane import Waiting
+from vllm_radix.scheduling.queue import PrefixAffinityQueue
 
 from .factory import image, make_request
 
@@ -75,6 +76,9 @@ class Bench:
     def lacking(self, request: Request, prefix: Prefix) -> object:
         # What one request has cached is independent of the others in most of these tests.
         return self.lacks.get(request.request_id, request.request_id)
+
+    def cohort(self, prefix: Prefix) -> tuple[str, int]:
+        return prefix.node, prefix.num_tokens
 
     def changed(self, node: str, before: object, lacking: Iterable[Hashable]) -> list[Hashable]:
         new = [n for n, found in self.found.items() if self.cached.get(n, NOTHING) != found]
@@ -203,7 +207,7 @@ class TestOrder:
 
     def test_the_oldest_are_ordered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Newcomers wait to become so, however much of them is cached; who was skipped is."""
-        monkeypatch.setattr(queue, "WINDOW", 3)
+        monkeypatch.setattr(lane, "WINDOW", 3)
         bench = Bench()
         for name in "abcd":
             bench.add(name)

@@ -14,7 +14,7 @@ from itertools import islice
 from vllm.v1.request import Request
 
 from vllm_radix.cache.manager import RadixKVCacheManager
-from vllm_radix.scheduling.queue import Waiting
+from vllm_radix.scheduling.lane import Waiting
 from vllm_radix.scheduling.returns import ReturnEstimator
 from vllm_radix.tree import Match, Node
 

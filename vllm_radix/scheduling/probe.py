@@ -10,7 +10,7 @@ from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, make_block_hash_wi
 from vllm.v1.request import Request
 
 from vllm_radix.cache.manager import RadixKVCacheManager
-from vllm_radix.tree import Node
+from vllm_radix.tree import Match, Node
 
 
 class EncoderProbe:
@@ -40,6 +40,18 @@ class TreeProbe:
     def __init__(self, manager: RadixKVCacheManager) -> None:
         self.find = manager.probe
         self.lacking = manager.next_token
+        self._block_size = manager.block_size
+
+    def cohort(self, match: Match) -> tuple[Node, int]:
+        """The highest node whose end is less than a block before the match's.
+
+        Two prompts of any kind have a first word in common now and then. O(nodes in a block).
+        """
+        node, num_tokens = match.node, match.num_tokens
+        least = num_tokens - self._block_size
+        while node.parent is not None and node.start > least:
+            node, num_tokens = node.parent, node.start
+        return node, num_tokens
 
     @staticmethod
     def state(node: Node) -> tuple[int, int, int]:
@@ -96,6 +108,11 @@ class BlockHashProbe:
         self._num_blocks[request.request_id] = at
         last = self._cached(hashes[at - 1]) if at else None
         return HashedPrefix(at * self._block_size, -1 if last is None else last)
+
+    @staticmethod
+    def cohort(prefix: HashedPrefix) -> tuple[int, int]:
+        """What was found: these are whole blocks."""
+        return prefix.node, prefix.num_tokens
 
     def state(self, node: int) -> tuple[object, object]:
         """The hash of the block; and never twice the same, as it has any number of successors."""
