@@ -32,6 +32,14 @@ prompts = st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.integers(1, 7)), min
 images = st.none() | st.tuples(
     st.sampled_from(["cat", "dog"]), st.integers(0, 3), st.integers(3, 6)
 )
+wishes = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "radix_pin": st.just(True),
+        "radix_ttl_s": st.sampled_from([0.02, 0.1]),
+        "radix_priority": st.integers(-1, 1),
+    },
+)
 owners = st.sampled_from(
     [{}, {}, {}, {"cache_salt": "a"}, {"lora_request": lora("a", 1)}]
 )  # fmt: skip
@@ -71,6 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         owner=owners,
         item=images,
         session_id=st.sampled_from([None, "one", "another"]),
+        wishes=wishes,
     )
     def add(
         self,
@@ -79,9 +88,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         cut: int,
         max_tokens: int,
         item: tuple[str, int, int] | None = None,
+        wishes: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         """A new request; its prompt often begins as another did, with what that generated."""
+        if wishes:
+            options["sampling"] = {"extra_args": wishes}
         prompt = [token for token, length in runs for _ in range(length)]
         if again is not None:
             before = self.seen[again % len(self.seen)]
