@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the command says about the package itself."""
 
+import subprocess
+import sys
+
 from typer.testing import CliRunner
 
 import vllm_radix
@@ -18,6 +21,13 @@ def run(*arguments: str) -> str:
 
 def test_version() -> None:
     assert run("--version") == f"vllm-radix {vllm_radix.__version__}\n"
+
+
+def test_it_is_a_module_as_well() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_radix", "--version"], capture_output=True, text=True
+    )
+    assert done.stdout == f"vllm-radix {vllm_radix.__version__}\n"
 
 
 def test_info_shows_every_option_with_its_default() -> None:

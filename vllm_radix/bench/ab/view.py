@@ -109,11 +109,13 @@ def table(results: Results) -> Table:
     rounds = max((len(results.complete(arm.name)) for arm in results.arms), default=0)
     title = f"{results.workload}: medians over {rounds} round{'s' if rounds != 1 else ''}"
     out = Table(title=title, title_justify="left", caption_justify="left")
-    out.caption = (
-        f"In brackets the lowest and the highest round. Against {results.base}: the mean of the "
-        "rounds' ratios or differences with its 95 % confidence interval; ~ where that is inside "
-        "the noise, ? where it takes more rounds to tell."
-    )
+    out.caption = "In brackets the lowest and the highest round."
+    if len(results.arms) > 1:
+        out.caption += (
+            f" Against {results.base}: the mean of the rounds' ratios or differences with its 95 % "
+            "confidence interval; ~ where that is inside the noise, ? where it takes more rounds "
+            "to tell."
+        )
     out.add_column("")
     for arm in results.arms:
         out.add_column(escape(arm.name), justify="right")
@@ -121,8 +123,9 @@ def table(results: Results) -> Table:
             out.add_column(f"against {escape(results.base)}", justify="right")
     for metric in METRICS:
         out.add_row(metric.label, *_cells(results, metric))
-    out.add_section()
-    out.add_row(f"answers as of {escape(results.arms[0].name)}", *_answer_cells(results))
+    if len(results.arms) > 1:
+        out.add_section()
+        out.add_row(f"answers as of {escape(results.arms[0].name)}", *_answer_cells(results))
     return out
 
 
@@ -157,7 +160,9 @@ def show_answers(comparisons: list[Comparison]) -> str:
         return "-"
     compared = sum(one.compared for one in comparisons)
     identical = sum(one.identical for one in comparisons)
-    return f"{identical} of {compared}"
+    # After an answer that differs, a session goes on with other prompts.
+    others = sum(one.other_prompts for one in comparisons)
+    return f"{identical} of {compared}" + (f" ({others} to other prompts)" if others else "")
 
 
 def _cells(results: Results, metric: Metric) -> list[str]:
