@@ -76,7 +76,8 @@ def compare(engine: EngineFactory) -> Comparison:
 
     The answers must be the same. On the tree, reusing whole blocks, the prefix cache must be asked
     and must answer as on stock; reusing every token, it must find no less. Meant for pools without
-    pressure: what stock evicts is its own affair.
+    pressure: what stock evicts is its own affair. Where prompts are prefilled side by side in small
+    chunks, who shares one waits for it with us, so that we find more.
     """
 
     def run(
@@ -92,11 +93,14 @@ def compare(engine: EngineFactory) -> Comparison:
 
         for kind in ("stock", "blocks", "radix"):
             assert_same(answers["off"], answers[kind])
-        assert counted("blocks") == counted("stock")
-        assert counted("radix")[:2] == counted("stock")[:2]
-        assert cached(answers["blocks"]) == cached(answers["stock"])
-        pairs = zip(cached(answers["radix"]), cached(answers["blocks"]), strict=True)
-        assert all(fine >= coarse for fine, coarse in pairs)
+        assert counted("blocks")[:2] == counted("radix")[:2] == counted("stock")[:2]
+        if "long_prefill_token_threshold" in args:
+            assert counted("radix")[2] >= counted("blocks")[2] >= counted("stock")[2]
+        else:
+            assert cached(answers["blocks"]) == cached(answers["stock"])
+            assert counted("blocks") == counted("stock")
+            pairs = zip(cached(answers["radix"]), cached(answers["blocks"]), strict=True)
+            assert all(fine >= coarse for fine, coarse in pairs)
         if all(ask.n == 1 for ask in asks):
             assert counted("radix")[2] == sum(cached(answers["radix"]))
         return answers

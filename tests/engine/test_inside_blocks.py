@@ -68,13 +68,11 @@ def test_an_adopted_tail_that_others_extend_differently(
     ]
     arrivals = None if together else one_by_one(asks)
     answers = compare(asks, arrivals, block_size=block_size)
-    if together:
-        # The second fills the block, which takes the tail's place and is no source in this step.
-        assert cached(answers["radix"]) == [computed] * 2 + [block_size] * 3
-    else:
-        # The first has computed the token that the tail lacked.
-        expected = [computed, computed + 1, computed - 1, len(prompt) - 2, computed]
-        assert cached(answers["radix"]) == expected
+    # One by one, the first has computed the token that the tail lacked. Together, the second fills
+    # the block, which takes the tail's place; the tail stays to be copied.
+    second = computed if together else computed + 1
+    expected = [computed, second, computed - 1, len(prompt) - 2, computed]
+    assert cached(answers["radix"]) == expected
     # Each goes on where it ended: the first to adopt the tail has changed it for nobody.
     again = [
         Ask((*ask.prompt, *answer.tokens[0], 4), max_tokens=3)
