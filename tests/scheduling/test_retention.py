@@ -38,28 +38,44 @@ def test_wishes_are_read(extra: dict[str, Any], wishes: Wishes) -> None:
     assert wishes_of(asking(**extra)) == wishes
 
 
+@pytest.fixture
+def complaints(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(retention, "_complaints", set())
+    monkeypatch.setattr(retention.logger, "warning", lambda text, *args: lines.append(text % args))
+    return lines
+
+
 @pytest.mark.parametrize(
     ("extra", "complaint"),
     [
-        ({"radix_priority": 1.5}, "radix_priority=1.5 is ignored: it must be an integer"),
-        ({"radix_priority": "high"}, "radix_priority='high' is ignored"),
-        ({"radix_priority": 1 << 40}, "is ignored: it must be an integer between -1073741824"),
-        ({"radix_priority": True}, "radix_priority=True is ignored"),
-        ({"radix_ttl_s": 0}, "radix_ttl_s=0 is ignored: it must be a positive number of seconds"),
-        ({"radix_ttl_s": float("nan")}, "radix_ttl_s=nan is ignored"),
-        ({"radix_ttl_s": [1]}, r"radix_ttl_s=[1] is ignored"),
-        ({"radix_pin": "maybe"}, "radix_pin='maybe' is ignored: it must be true or false"),
+        ({"radix_priority": 1.5}, "radix_priority = 1.5 is ignored: it must be an integer"),
+        ({"radix_priority": "high"}, "radix_priority = 'high' is ignored"),
+        ({"radix_priority": 1 << 40}, "it must be an integer from -1073741824 to 1073741824."),
+        ({"radix_priority": True}, "radix_priority = True is ignored"),
+        ({"radix_ttl_s": 0}, "radix_ttl_s = 0 is ignored: it must be a positive number of seconds"),
+        ({"radix_ttl_s": float("nan")}, "radix_ttl_s = nan is ignored"),
+        ({"radix_ttl_s": [1]}, "radix_ttl_s = [1] is ignored"),
+        ({"radix_ttl_s": {"a": [1]}}, "radix_ttl_s = {'a': [1]} is ignored"),
+        ({"radix_pin": [True]}, "radix_pin = [True] is ignored: it must be true or false"),
+        ({"radix_pin": "maybe" * 1000}, "radix_pin = 'maybemaybe"),
+        ({"radix_%s": True}, "radix_%s is not known"),
+        ({"radix_pinn": True}, "radix_pinn is not known: there are radix_pin, radix_priority, "),
     ],
 )
-def test_invalid_wishes_are_ignored_and_said_so(
-    extra: dict[str, Any], complaint: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_wishes_are_ignored_and_said_so_once(
+    extra: dict[str, Any], complaint: str, complaints: list[str]
 ) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(
-        retention.logger, "warning_once", lambda text, *args: lines.append(text % args)
-    )
-    assert wishes_of(asking(**extra)) == Wishes()
-    assert len(lines) == 1 and complaint in lines[0]
+    for _ in range(3):
+        assert wishes_of(asking(**extra)) == Wishes()
+    (line,) = complaints
+    assert complaint in line and len(line) < 300
+
+
+def test_clients_cannot_fill_the_log(complaints: list[str]) -> None:
+    for number in range(1000):
+        wishes_of(asking(**{f"radix_{number}": 1, "radix_ttl_s": f"{number} s"}))
+    assert len(complaints) == 100
 
 
 class Clock:
@@ -181,18 +197,15 @@ def test_pins_have_a_quota_and_the_oldest_give_way() -> None:
     assert server.cached(1, 2, 3) == [2, 3]
 
 
-def test_a_prefix_beyond_the_quota_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(
-        retention.logger, "warning_once", lambda text, *args: lines.append(text % args)
-    )
+def test_a_prefix_beyond_the_quota_cannot_be_pinned(complaints: list[str]) -> None:
     server = Server()
     server.serve(1, radix_pin=True)
     server.engine.generate(
         make_request([7] * 20, max_tokens=1, sampling={"extra_args": {"radix_pin": True}})
     )
-    assert lines == [
-        "vllm-radix: radix_pin is ignored for a prefix of 5 blocks: all pins together may have 4."
+    assert complaints == [
+        "vllm-radix: radix_pin is ignored for a prefix of 5 blocks: all pins together may have 4. "
+        "This is said once."
     ]
     server.serve(*range(10, 30))
     assert server.is_cached(1)

@@ -22,7 +22,12 @@ logger = get_logger(__name__)
 
 PRIORITY, TTL, PIN = "radix_priority", "radix_ttl_s", "radix_pin"
 
+_NAMES = {PRIORITY, TTL, PIN}
+
 _MAX_PRIORITY = 1 << 30
+
+_MAX_COMPLAINTS = 100
+_complaints: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +46,13 @@ def wishes_of(request: Request) -> Wishes:
     """The wishes of a request. Invalid ones are ignored, with a line in the log."""
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
-    if not extra or not any(name in extra for name in (PRIORITY, TTL, PIN)):
+    if not extra or not any(isinstance(name, str) and name.startswith("radix_") for name in extra):
         return _NONE
+    for name in extra.keys() - _NAMES:
+        if name.startswith("radix_"):
+            _complain(name, "is not known: there are %s.", ", ".join(sorted(_NAMES)))
     return Wishes(
-        _read(extra, PRIORITY, _priority, f"an integer between -{_MAX_PRIORITY} and itself"),
+        _read(extra, PRIORITY, _priority, f"an integer from -{_MAX_PRIORITY} to {_MAX_PRIORITY}"),
         _read(extra, TTL, _seconds, "a positive number of seconds"),
         bool(_read(extra, PIN, _flag, "true or false")),
     )
@@ -56,8 +64,15 @@ def _read(extra: dict[str, Any], name: str, parse: Callable[[Any], Any], valid: 
         return None
     parsed = parse(value)
     if parsed is None:
-        logger.warning_once("vllm-radix: %s=%r is ignored: it must be %s.", name, value, valid)
+        _complain(name, "= %.100r is ignored: it must be %s.", value, valid)
     return parsed
+
+
+def _complain(name: str, text: str, *args: object) -> None:
+    """Log a line, the first time for each name and text: clients may send anything, and often."""
+    if (name, text) not in _complaints and len(_complaints) < _MAX_COMPLAINTS:
+        _complaints.add((name, text))
+        logger.warning("vllm-radix: %s " + text + " This is said once.", name, *args)
 
 
 def _number(value: Any) -> float | None:
@@ -206,10 +221,9 @@ class Retention:
     def _is_within_quota(self, num_tokens: int) -> bool:
         num_blocks = -(-num_tokens // self._manager.block_size)
         if num_blocks > self._max_pinned_blocks:
-            logger.warning_once(
-                "vllm-radix: %s is ignored for a prefix of %d blocks: all pins together may have "
-                "%d.",
+            _complain(
                 PIN,
+                "is ignored for a prefix of %d blocks: all pins together may have %d.",
                 num_blocks,
                 self._max_pinned_blocks,
             )
