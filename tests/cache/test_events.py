@@ -185,6 +185,26 @@ def test_where_nothing_is_computed_twice_the_events_are_those_of_stock(
     assert len(published[0]) > 30
 
 
+def test_a_block_that_takes_the_place_of_an_idle_copy_is_no_news() -> None:
+    """An answer is generated again: the same is cached, under the same hashes."""
+    engine = Engine(make_scheduler(kv_events=True))
+    batches = listen(engine)
+    first, again = (make_request(list(range(6)), hashed=True, max_tokens=20) for _ in range(2))
+    engine.generate(first)
+    assert sum(len(batch.events) for batch in batches) == 6
+    batches.clear()
+    before = dict(engine.pool.block_hashes)
+    engine.generate(again)
+    assert batches == []
+    after = dict(engine.pool.block_hashes)
+    assert set(after.values()) == set(before.values())
+    assert after.keys() != before.keys()
+    for block, block_hash in after.items():
+        found = engine.pool.cached_block_hash_to_block.get_one_block(block_hash)
+        assert found is not None and found.block_id == block
+    engine.check_idle()
+
+
 def test_no_events_without_a_listener() -> None:
     engine = Engine(make_scheduler())
     batches = listen(engine)

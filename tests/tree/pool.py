@@ -53,7 +53,7 @@ class Pool:
             full, blocks = tokens[: num_blocks * size], self.take(num_blocks)
             extension = self.tree.extend(handle, pack_tokens(full), blocks, priority)
             handle = extension.node
-            self.free += blocks[: extension.num_duplicates] + extension.freed
+            self.free += blocks[: extension.num_duplicates] + extension.replaced + extension.freed
         if rest:
             (block,) = self.take(1)
             extension = self.tree.add_tail(handle, pack_tokens(tokens[-rest:]), block, priority)

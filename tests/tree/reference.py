@@ -116,20 +116,29 @@ class Reference:
         """Returns how many blocks are duplicates, and which are free now."""
         size = self.block_size
         pieces = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-        at = self.handles[handle]
-        num_duplicates = 0
-        while num_duplicates < len(pieces) and pieces[num_duplicates] in at.after:
-            at = at.after[pieces[num_duplicates]]
+        at, locked = self.handles[handle], self.locked()
+        num_known = num_duplicates = 0
+        freed = []
+        while num_known < len(pieces) and pieces[num_known] in at.after:
+            at = at.after[pieces[num_known]]
             at.priority = min(at.priority, priority)
-            num_duplicates += 1
-        for piece, block in list(zip(pieces, blocks, strict=True))[num_duplicates:]:
+            if at in locked:
+                num_duplicates += 1
+            else:
+                # Nobody uses this copy; the new one is in use.
+                freed.append(at.block)
+                del self.cached[at.block]
+                at.block = blocks[num_known]
+                self.cached[at.block] = at
+            num_known += 1
+        for piece, block in list(zip(pieces, blocks, strict=True))[num_known:]:
             # A block that holds less of the same gives way. There can be only one.
             for shorter in [t for t in at.after if t == piece[: len(t)]]:
                 self._lose(at.after[shorter])
             at.after[piece] = self.cached[block] = Cached(at, piece, block, priority=priority)
             at = at.after[piece]
         self.handles[handle] = at
-        return num_duplicates, self._collect()
+        return num_duplicates, freed + self._collect()
 
     def add_tail(
         self, handle: int, tokens: Tokens, block: int, priority: int = 0

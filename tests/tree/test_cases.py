@@ -197,19 +197,19 @@ def test_a_prompt_of_whole_blocks_is_sent_again() -> None:
     """At least one token is computed, and the chain stays intact.
 
     The match is limited to all but the last token, so the last block is computed once more: its
-    new copy is a duplicate, and the old one stays in its place.
+    new copy takes the place of the old one, which nobody uses.
     """
     pool = Pool(block_size=4)
     pool.serve(PROMPT)
-    for _ in range(3):
+    for before, block in [(2, 50), (50, 51), (51, 52)]:
         match = pool.match(PROMPT, limit=11)
         assert match.num_tokens == 11
         handle = pool.tree.acquire(match, 2)
-        extension = pool.tree.extend(handle, pack_tokens(PROMPT[8:]), [50])
-        assert (extension.num_duplicates, extension.freed) == (1, [])
-        assert pool.tree.path_blocks(extension.node, 3) == [0, 1, 2]
+        extension = pool.tree.extend(handle, pack_tokens(PROMPT[8:]), [block])
+        assert (extension.num_duplicates, extension.replaced) == (0, [before])
+        assert pool.tree.path_blocks(extension.node, 3) == [0, 1, block]
         assert pool.finish(extension.node) == []
-        assert pool.edges() == [(0, PROMPT, [0, 1, 2])]
+        assert pool.edges() == [(0, PROMPT, [0, 1, block])]
 
 
 def test_the_match_succeeds_and_the_allocation_fails() -> None:

@@ -420,10 +420,10 @@ class TreeMachine(RuleBasedStateMachine):
     ) -> None:
         num_duplicates, freed = answer
         assert extension.num_duplicates == num_duplicates
-        assert sorted(extension.freed) == sorted(freed)
+        assert sorted(extension.replaced + extension.freed) == sorted(freed)
         self.nodes[handle] = extension.node
         self.private[handle] += blocks[:num_duplicates]
-        self.give_back(extension.freed)
+        self.give_back(extension.replaced + extension.freed)
         self.cut_what_is_lost()
         self.seen.append(self.model.handles[handle].prefix())
 

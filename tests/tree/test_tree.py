@@ -233,9 +233,25 @@ class TestExtend:
     def test_all_of_it_is_there(self, pool: Pool) -> None:
         pool.serve(LONG)
         extension = pool.tree.extend(pool.tree.enter(Namespace()), pack_tokens(LONG[:8]), [8, 9])
-        assert (extension.num_duplicates, extension.freed) == (2, [])
+        assert (extension.num_duplicates, extension.replaced, extension.freed) == (0, [0, 1], [])
         assert extension.node.end == 8
+        assert pool.tree.path_blocks(pool.match(LONG).node, 3) == [8, 9, 2]
         assert pool.evict(9) == [2]
+
+    def test_some_of_it_is_there_and_some_of_that_in_use(self, pool: Pool) -> None:
+        """What others use stays, the idle copies behind it go."""
+        pool.serve(LONG)
+        user = pool.admit(LONG, num_blocks=1)
+        extension = pool.tree.extend(
+            pool.tree.enter(Namespace()), pack_tokens([*LONG, *range(70, 74)]), [20, 21, 22, 23]
+        )
+        assert (extension.num_duplicates, extension.replaced, extension.freed) == (1, [1, 2], [])
+        assert pool.tree.path_blocks(extension.node, 4) == [0, 21, 22, 23]
+        assert [pool.tree.owner(block) for block in (1, 2, 20)] == [None] * 3
+        pool.tree.check()
+        pool.tree.release(extension.node)
+        pool.tree.release(user)
+        assert pool.evict(9) == [23, 22, 21, 0]
 
     def test_a_handle_stays_good_through_a_split(self, pool: Pool) -> None:
         handle = pool.start(LONG)
@@ -269,8 +285,8 @@ class TestTail:
         """Someone who started before it was cached computes the whole prompt, and more."""
         pool.serve(LONG[:6])
         extension = pool.tree.extend(pool.tree.enter(Namespace()), pack_tokens(LONG[:8]), [8, 9])
-        assert (extension.num_duplicates, extension.freed) == (1, [1])
-        assert pool.edges() == [(0, LONG[:8], [0, 9])]
+        assert (extension.num_duplicates, extension.replaced, extension.freed) == (0, [0], [1])
+        assert pool.edges() == [(0, LONG[:8], [8, 9])]
 
     def test_a_shorter_one_is_not_kept(self, pool: Pool) -> None:
         pool.serve(LONG[:7])

@@ -223,6 +223,20 @@ class RadixBlockPool(BlockPool):
             for _ in range(private.pop(block) - 1):
                 self._holds.setdefault(block, []).append(self.tree.hold(block))
 
+    def replace(self, blocks: list[int], copies: list[int]) -> None:
+        """The tree has ``copies`` now in the places of ``blocks``, which are free.
+
+        Nobody who looks up or follows events sees a difference.
+        """
+        self.give_to_tree(copies)
+        for block, copy in zip(blocks, copies, strict=True):
+            block_hash = self.block_hashes.pop(block, None)
+            if block_hash is not None:
+                self.cached_block_hash_to_block.pop(block_hash, block)
+                self.cached_block_hash_to_block.insert(block_hash, self.view(copy))
+                self.block_hashes[copy] = block_hash
+        self._free += reversed(blocks)
+
     def take_from_tree(self, blocks: Iterable[int]) -> None:
         """The tree let go of these blocks, which no match found; they are private again."""
         self._private.update(dict.fromkeys(blocks, 1))

@@ -107,8 +107,8 @@ class BlockTable(BlockList):
         handle: what the request has locked in the tree; None until it caches for the first time. It
             ends where the first ``num_cached`` blocks end.
         num_cached: how many blocks, from the first, the tree has, in these or in other copies.
-        duplicates: those among them that the tree has in other copies. Block tables are
-            append-only, so the request keeps its own until it ends.
+        duplicates: those among them that the tree has in other copies, which others use. Block
+            tables are append-only, so the request keeps its own until it ends.
         source: what the next new block has to become a copy of; None once it was ordered.
     """
 
@@ -262,17 +262,20 @@ class RadixGroupManager(FullAttentionManager):
             self.importance(request),
         )
         first_given = num_cached + extension.num_duplicates
+        first_new = first_given + len(extension.replaced)
         table.handle = extension.node
         table.duplicates += table.ids[num_cached:first_given]
         table.num_cached = self.num_cached_block[request_id] = num_full
-        self.block_pool.give_to_tree(table.ids[first_given:num_full])
+        if extension.replaced:
+            self.block_pool.replace(extension.replaced, table.ids[first_given:first_new])
+        self.block_pool.give_to_tree(table.ids[first_new:num_full])
         self.block_pool.reclaim(extension.freed)
         num_hashed = min(num_full, len(request.block_hashes))
-        if first_given < num_hashed and not table.handle.detached:
+        if first_new < num_hashed and not table.handle.detached:
             self.block_pool.cache_full_blocks(
                 request=request,
                 blocks=table,  # type: ignore[arg-type]
-                num_cached_blocks=first_given,
+                num_cached_blocks=first_new,
                 num_full_blocks=num_hashed,
                 block_size=self.block_size,
                 kv_cache_group_id=self.kv_cache_group_id,

@@ -44,8 +44,11 @@ class Extension:
     node: Node
     """The request's new handle: the node that ends where its cached tokens end."""
     num_duplicates: int
-    """How many of the offered blocks, from the first, the tree holds already in other copies.
-    They stay the request's own."""
+    """How many of the offered blocks, from the first, the tree holds in other copies, which are
+    in use. They stay the request's own."""
+    replaced: list[int]
+    """Copies that nobody used: the offered blocks after the duplicates took their places, in this
+    order."""
     freed: list[int]
     """Partly filled blocks that the offered ones supersede."""
 
@@ -268,9 +271,10 @@ class RadixTree:
     def extend(self, node: Node, data: bytes, blocks: list[int], priority: int = 0) -> Extension:
         """Cache full blocks that follow a handle, and move the handle to their end.
 
-        The tree takes the blocks that hold what it does not have yet. A leaf that the handle
-        alone locks grows in place, unless the policy values it differently from what is new;
-        otherwise the new tokens become a child.
+        The tree takes the blocks that hold what it does not have yet, or has in copies that
+        nobody uses: those go, since the request keeps its own anyway. A leaf that the handle alone
+        locks grows in place, unless the policy values it differently from what is new; otherwise
+        the new tokens become a child.
 
         Args:
             node: the handle. It ends at a multiple of the block size.
@@ -285,27 +289,32 @@ class RadixTree:
         """
         if not node.children:
             # What most do, most of the time.
-            return Extension(self._give(node, data, blocks, priority), 0, [])
-        block_size = self.block_size
-        first_block = node.end // block_size
+            return Extension(self._give(node, data, blocks, priority), 0, [], [])
+        first_block = node.end // self.block_size
         passed = [node]
         freed: list[int] = []
         position, superseded = self._descend(data, priority, passed)
         node = passed[-1]
-        num_duplicates = node.end // block_size - first_block
+        num_known = node.end // self.block_size - first_block
+        replaced: list[int] = []
+        for part in passed[1:]:
+            if part.lock_count == 1 and part.blocks:
+                # Nobody but this handle.
+                first = part.start // self.block_size - first_block
+                replaced += self._exchange(part, blocks[first : first + len(part.blocks)])
         marked = None
         if superseded is not None:
             marked, superseded.bookmarks = superseded.bookmarks, None
             self._detach(superseded, freed)
         if position < len(data):
-            node = self._give(node, data[position:], blocks[num_duplicates:], priority)
+            node = self._give(node, data[position:], blocks[num_known:], priority)
             if node is not passed[-1]:
                 passed.append(node)
         for bookmark in marked or ():
             # It has the same tokens, and more.
             bookmarks.put(bookmark, node)
         self._merge_down(passed)
-        return Extension(node, num_duplicates, freed)
+        return Extension(node, num_known - len(replaced), replaced, freed)
 
     def add_tail(self, node: Node, data: bytes, block: int, priority: int = 0) -> Extension:
         """Cache the partly filled last block of a request, and move its handle to the end.
@@ -331,7 +340,7 @@ class RadixTree:
             if is_whole_edge and not below.children:
                 self._descend(data, priority, passed)
                 self._merge_down(passed)
-            return Extension(passed[-1], 1, [])
+            return Extension(passed[-1], 1, [], [])
         return self.extend(node, data, [block], priority)
 
     def release(self, node: Node, *, used: bool = True) -> list[int]:
@@ -630,6 +639,14 @@ class RadixTree:
             if superseded is not None:
                 return position, superseded
         return position, None
+
+    def _exchange(self, node: Node, blocks: list[int]) -> list[int]:
+        """Let other copies of the node's blocks take their places; return those that were there."""
+        replaced, node.blocks = node.blocks, blocks
+        self._file(replaced, None)
+        self._file(blocks, node.cell)
+        self._epoch += 1
+        return replaced
 
     def _give(self, node: Node, data: bytes, blocks: list[int], priority: int) -> Node:
         """Append tokens and blocks below a handle; return the node that ends with them."""
