@@ -24,6 +24,7 @@ def starts_with(call: Call, before: Call) -> bool:
 
 # ---------------------------------------------------------------------- Mooncake
 
+NAN, INFINITY = float("nan"), float("inf")
 LINES = [
     {"timestamp": 0, "input_length": 1300, "output_length": 500, "hash_ids": [0, 1, 2]},
     {"timestamp": 2000, "input_length": 1100, "output_length": 3, "hash_ids": [0, 1, 5]},
@@ -71,6 +72,12 @@ def test_a_trace_reads_the_same_every_time(mooncake: Path) -> None:
         ('{"timestamp": 0}', "line 3: input_length: Field required"),
         (json.dumps({**LINES[0], "input_length": "much"}), "line 3: input_length: Input should be"),
         (json.dumps({**LINES[0], "output_length": -1}), "line 3: output_length: Input should be"),
+        (json.dumps({**LINES[0], "timestamp": NAN}), "line 3: timestamp: .* a finite number"),
+        (json.dumps({**LINES[0], "timestamp": INFINITY}), "line 3: timestamp: .* a finite number"),
+        (json.dumps({**LINES[0], "timestamp": -1}), "line 3: timestamp: .* or equal to 0"),
+        (json.dumps({**LINES[0], "input_length": NAN}), "line 3: input_length: .* finite number"),
+        (json.dumps({**LINES[0], "output_length": 10**12}), "output_length: .* less than or equal"),
+        (json.dumps({**LINES[0], "hash_ids": [NAN]}), "line 3: hash_ids.0: .* a finite number"),
         (json.dumps({**LINES[0], "input_length": 1537}), "3 blocks of 512 .* not make 1537 tokens"),
         (json.dumps({**LINES[0], "input_length": 1024}), "3 blocks of 512 .* not make 1024 tokens"),
     ],
@@ -188,6 +195,32 @@ def test_a_malformed_session_is_named(tmp_path: Path, content: str, message: str
     with pytest.raises(TraceError, match=message) as error:
         read_trace(path, TraceOptions())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("t", NAN, "finite number"),
+        ("t", -1, "greater than or equal to 0"),
+        ("think_time", NAN, "finite number"),
+        ("think_time", INFINITY, "finite number"),
+        ("think_time", -0.1, "greater than or equal to 0"),
+        ("api_time", INFINITY, "finite number"),
+        ("api_time", -1, "greater than or equal to 0"),
+        ("in", 10**12, "less than or equal to 10000000"),
+        ("out", NAN, "finite number"),
+        ("out", 10**12, "less than or equal to 10000000"),
+    ],
+)
+def test_numbers_of_a_session_are_finite_and_in_range(
+    tmp_path: Path, field: str, value: float, message: str
+) -> None:
+    # The second request of a sub-agent: every number is checked, wherever it stands.
+    agent = {"type": "subagent", "requests": [request(20, [1, 2]), {**DIALOGUE[0], field: value}]}
+    path = write_session(tmp_path, "a", [agent])
+    place = rf"a\.json: requests\.0\.subagent\.requests\.1\.{field}: "
+    with pytest.raises(TraceError, match=f"{place}Input should be a? ?{message}"):
+        read_trace(path, TraceOptions())
 
 
 def test_a_session_without_requests_is_left_out(tmp_path: Path) -> None:

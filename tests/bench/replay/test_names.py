@@ -32,6 +32,12 @@ def test_counts(text: str, expected: list[int]) -> None:
     assert parse_counts(text) == expected
 
 
+@pytest.mark.parametrize("text", ["1000.1m", "9" * 400])
+def test_a_count_that_no_machine_holds_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^'{text}' is more than the 1,000m tokens"):
+        parse_counts(text)
+
+
 @pytest.mark.parametrize("text", ["x", "0", "-1", "1g", "10k,", "1e5"])
 def test_what_is_no_count_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="is no number of tokens: write 60000"):

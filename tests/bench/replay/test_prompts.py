@@ -67,6 +67,7 @@ def test_an_image_is_known_by_its_url_or_its_uuid(reader: PromptReader) -> None:
     assert x == content(reader, image("x", image_url={"url": "x", "detail": "auto"}, tokens=3))
     named = content(reader, image("x", uuid="u"))
     assert named == content(reader, image("y", uuid="u"))
+    assert named == content(reader, {"type": "image_url", "uuid": "u"})
     # The same image in another size is another one to the model.
     others = [image("y"), image("xx"), image("x", uuid="x"), image("x", tokens=4)]
     firsts = [x[0], named[0], *(content(reader, other)[0] for other in others)]
@@ -76,11 +77,16 @@ def test_an_image_is_known_by_its_url_or_its_uuid(reader: PromptReader) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (None, "should be a string or a list of content parts"),
-        ({"type": "text", "text": "a"}, "should be a string or a list of content parts"),
-        ([{"text": "a"}], "Unable to extract tag using discriminator 'type'"),
-        ([{"type": "video_url"}], "expected tags: 'text', 'image_url'"),
-        ([{"type": "image_url"}], "Field required"),
+        (None, "a prompt is a string, or a list of parts as .*; this one is null"),
+        ({"type": "text", "text": "a"}, "a prompt is a string, .*; this one is an object"),
+        ([{"text": "a"}], "a prompt is a string, .*; part 1 has another type, or none"),
+        ([text("a"), {"type": "video_url"}], "a prompt is .*; part 2 has another type, or none"),
+        ([{"type": ["text"]}], "a prompt is a string, .*; part 1 has another type, or none"),
+        ([1, 2], "a prompt is a string, .*; part 1 is a number"),
+        (["a"], "a prompt is a string, .*; part 1 is a string"),
+        ([{"role": "user", "content": "a"}], "part 1 is a chat message, so render the messages"),
+        ([{"type": "image_url"}], 'An image needs an "image_url": {"url": "..."}, or a "uuid"'),
+        ([{"type": "image_url", "uuid": "u", "tokens": -3}], "greater than or equal to 1"),
         ([image("")], "String should have at least 1 character"),
         ([image("x", uuid="")], "String should have at least 1 character"),
         ([image("x", tokens=0)], "greater than or equal to 1"),

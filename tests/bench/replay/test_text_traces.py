@@ -22,6 +22,7 @@ def read(path: Path, tokenizer: str, lines: list[dict[str, Any]], **options: Any
     return read_trace(path, TraceOptions(tokenizer=tokenizer, **options))
 
 
+NAN, INFINITY = float("nan"), float("inf")
 DIALOGUE = [
     {"prompt": "a b", "session": "one", "time": 10.0},
     {"prompt": "a", "session": 2, "time": 11.0, "answer": "c d"},
@@ -100,7 +101,19 @@ def test_lines_without_times_come_at_once(tmp_path: Path, tokenizer: str) -> Non
         ({"session": 1}, "line 2: prompt: Field required"),
         ({"prompt": "a", "time": "noon"}, "line 2: time: Input should be a valid number"),
         ({"prompt": ""}, "line 2: the prompt has no tokens"),
-        ({"prompt": 3}, "line 2: prompt: Input should be a string or a list of content parts"),
+        ({"prompt": "a", "time": NAN}, "line 2: time: Input should be a finite number"),
+        ({"prompt": "a", "time": INFINITY}, "line 2: time: Input should be a finite number"),
+        ({"prompt": "a", "time": -0.5}, "line 2: time: Input should be greater than or equal to 0"),
+        ({"prompt": "a", "time": 1e12}, "line 2: time: Input should be less than or equal to 1"),
+        ({"prompt": 3}, "line 2: prompt: a prompt is a string, or a list of parts .* a number"),
+        (
+            {"prompt": [{"type": "image_url", "image_url": {"url": "a"}, "tokens": NAN}]},
+            "line 2: prompt.0.image_url.tokens: Input should be a finite number",
+        ),
+        (
+            {"prompt": [{"type": "image_url", "image_url": {"url": "a"}, "tokens": 10**12}]},
+            "line 2: prompt.0.image_url.tokens: Input should be less than or equal to 10000000",
+        ),
         (
             {"prompt": [{"type": "image_url", "image_url": {"url": "a"}, "tokens": 0}]},
             "line 2: prompt.0.image_url.tokens: Input should be greater than or equal to 1",
@@ -130,12 +143,52 @@ def test_text_needs_a_tokenizer_that_exists(tmp_path: Path) -> None:
 def test_a_file_of_no_known_format_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('\n{"question": "a"}\n')
-    with pytest.raises(TraceError, match="line 2: not a known format: give Mooncake"):
+    known = (
+        'line 2: not a known format: give Mooncake.* "session", "time" .in seconds. and "answer"'
+    )
+    with pytest.raises(TraceError, match=known):
         read_trace(path, TraceOptions())
     with pytest.raises(TraceError, match="holds no session files"):
         read_trace(tmp_path, TraceOptions())
     with pytest.raises(TraceError, match="missing: No such file"):
         read_trace(tmp_path / "missing", TraceOptions())
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.json"])
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_an_empty_file_is_called_empty(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(TraceError, match=f"{name} is empty.$"):
+        read_trace(path, TraceOptions())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("log.jsonl", '{"messages": []}', "log.jsonl, line 1"),
+        ("log.json", '{"messages": []}', "log.json"),
+        ("log.json", '[{"conversations": []}]', "log.json"),
+    ],
+)
+def test_a_chat_log_has_to_be_rendered(tmp_path: Path, name: str, content: str, place: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(TraceError, match=f"{place}: a chat log has to be rendered to prompts"):
+        read_trace(path, TraceOptions())
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000])
+def test_json_that_python_cannot_read_is_named(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f'{{"prompt": "a", "time": {value}}}\n')
+    with pytest.raises(TraceError, match="line 1: no JSON that can be read"):
+        read_trace(path, TraceOptions())
+
+
+def test_half_a_surrogate_is_a_character(tmp_path: Path, tokenizer: str) -> None:
+    (call,) = read(tmp_path / "t.jsonl", tokenizer, [{"prompt": "a \ud83d b"}]).calls()
+    assert words(call.prompt) == "a <unk> b"
 
 
 # ---------------------------------------------------------------------- Tree of Thoughts

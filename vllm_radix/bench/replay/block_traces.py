@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
+from vllm_radix.bench.quantities import Milliseconds, NumTokens, Seconds, SomeTokens
 from vllm_radix.bench.replay.sessions import (
     Call,
     Session,
@@ -30,17 +31,13 @@ from vllm_radix.bench.replay.traces import (
 
 MOONCAKE_BLOCK_SIZE = 512
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-
 
 class MooncakeLine(BaseModel):
     """One request; the last of its blocks may be partly filled."""
 
-    timestamp: float
-    """Milliseconds."""
-    input_length: Positive
-    output_length: Count
+    timestamp: Milliseconds
+    input_length: SomeTokens
+    output_length: NumTokens
     hash_ids: list[int]
 
 
@@ -48,15 +45,15 @@ class SessionRequest(BaseModel):
     """One request of a session; tokens after its last full block have no id."""
 
     type: Literal["s", "n"]
-    t: float
-    """Seconds from the session's start."""
-    num_input: Positive = Field(alias="in")
-    num_output: Count = Field(alias="out")
+    t: Seconds
+    """From the session's start."""
+    num_input: SomeTokens = Field(alias="in")
+    num_output: NumTokens = Field(alias="out")
     hash_ids: list[int]
-    api_time: float | None = None
-    """Seconds that the recorded answer took."""
-    think_time: float | None = None
-    """Seconds between the previous answer and this request."""
+    api_time: Seconds | None = None
+    """That the recorded answer took."""
+    think_time: Seconds | None = None
+    """Between the previous answer and this request."""
 
 
 class SubAgent(BaseModel):
@@ -70,7 +67,7 @@ class SessionFile(BaseModel):
     """One session as kv-cache-tester records it."""
 
     id: str
-    block_size: Positive
+    block_size: SomeTokens
     hash_id_scope: str = "local"
     requests: list[Annotated[SessionRequest | SubAgent, Field(discriminator="type")]]
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
+_MAX_COUNT = 1_000_000_000
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
@@ -41,13 +42,17 @@ def parse_counts(text: str) -> list[int]:
     """Numbers of tokens from ``60000``, ``60k``, ``1.5m``, or several with commas between.
 
     Raises:
-        ValueError: something else, or nothing above zero.
+        ValueError: something else, nothing above zero, or more than a thousand million.
     """
     counts = []
     for part in text.split(","):
         found = _COUNT.fullmatch(part.strip())
-        count = round(float(found[1]) * _FACTORS[found[2].lower()]) if found else 0
-        if not count:
+        count = float(found[1]) * _FACTORS[found[2].lower()] if found else 0.0
+        if count > _MAX_COUNT:
+            raise ValueError(
+                f"{part!r} is more than the {_MAX_COUNT // 10**6:,}m tokens there may be."
+            )
+        if not round(count):
             raise ValueError(f"{part!r} is no number of tokens: write 60000, 60k or 1.5m.")
-        counts.append(count)
+        counts.append(round(count))
     return counts

@@ -2,14 +2,20 @@
 """Prompts as text, or as text and images in the content parts of the chat API."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from vllm_radix.bench.quantities import SomeTokens
 from vllm_radix.bench.replay.sessions import NUM_TOKEN_IDS, Span, Tokens
 from vllm_radix.bench.replay.traces import TraceError
+
+_WHAT_IT_MAY_BE = (
+    'a prompt is a string, or a list of parts as {"type": "text", "text": "..."} and '
+    '{"type": "image_url", "image_url": {"url": "..."}}'
+)
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
@@ -31,18 +37,67 @@ class ImagePart(BaseModel):
     """An image. Its URL says which one it is, or its ``uuid`` if it has one, as in vLLM."""
 
     type: Literal["image_url"]
-    image_url: ImageUrl
+    image_url: ImageUrl | None = None
     uuid: NonEmpty | None = None
-    tokens: Annotated[int, Field(ge=1)] | None = None
+    tokens: SomeTokens | None = None
     """Positions that it takes in the prompt."""
+
+    @property
+    def identity(self) -> tuple[bool, str]:
+        """The same for the same image, and for no other."""
+        if self.uuid is not None:
+            return (False, self.uuid)
+        assert self.image_url is not None
+        return (True, self.image_url.url)
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.image_url is None and self.uuid is None:
+            raise PydanticCustomError(
+                "image", 'An image needs an "image_url": {"url": "..."}, or a "uuid"'
+            )
+        return self
+
+
+_PART_TYPES = ("text", "image_url")
+_KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def _as_parts(value: Any) -> Any:
     if isinstance(value, str):
         return [TextPart(type="text", text=value)]
     if not isinstance(value, list):
-        raise PydanticCustomError("prompt", "Input should be a string or a list of content parts")
+        raise _not_a_prompt(f"this one is {_kind(value)}")
+    for number, part in enumerate(value, 1):
+        if not isinstance(part, dict):
+            raise _not_a_prompt(f"part {number} is {_kind(part)}")
+        if part.get("type") in _PART_TYPES:
+            continue
+        if "role" in part:
+            raise _not_a_prompt(
+                f"part {number} is a chat message, so render the messages to one text with the "
+                "model's chat template"
+            )
+        raise _not_a_prompt(f"part {number} has another type, or none")
     return value
+
+
+def _not_a_prompt(what: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "prompt", "{may_be}; {what}", {"may_be": _WHAT_IT_MAY_BE, "what": what}
+    )
+
+
+def _kind(value: Any) -> str:
+    return _KINDS.get(type(value), "something else")
 
 
 Prompt: TypeAlias = Annotated[
@@ -76,6 +131,8 @@ class PromptReader:
 
     def text(self, text: str, *, begins: bool = True) -> Tokens:
         """The tokens of a text, after what the tokenizer sets before a prompt if it ``begins``."""
+        # JSON may hold half of a pair of surrogates, as where a log cut a text short.
+        text = text.encode(errors="replace").decode()
         return np.asarray(self._tokenizer(text, add_special_tokens=begins).input_ids, np.int32)
 
     def prompt(self, parts: Prompt, place: str) -> tuple[Tokens, tuple[Span, ...]]:
@@ -105,7 +162,7 @@ class PromptReader:
                 "or --image-tokens for all that have none."
             )
         # What the model sees of an image depends on its size.
-        key = (part.uuid is None, part.uuid or part.image_url.url, size)
+        key = (*part.identity, size)
         number = self._ids.setdefault(key, len(self._ids))
         return np.full(size, NUM_TOKEN_IDS + number, np.int32)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field, RootModel
 
+from vllm_radix.bench.quantities import Seconds
 from vllm_radix.bench.replay.prompts import Prompt, PromptReader
 from vllm_radix.bench.replay.sessions import (
     Call,
@@ -47,8 +48,7 @@ class PromptLine(BaseModel):
 
     prompt: Prompt
     session: str | int | None = None
-    time: float | None = None
-    """Seconds."""
+    time: Seconds | None = None
     answer: str | None = None
 
 

@@ -14,8 +14,12 @@ from vllm_radix.bench.replay.sessions import Tokens, Workload, random_tokens
 
 FORMATS = (
     "Mooncake's JSONL, a session file of kv-cache-tester or a folder of them, "
-    'JSONL with {"prompt", "session", "time"}, or a log of Tree of Thoughts'
+    'JSONL with "prompt" and, where wanted, "session", "time" (in seconds) and "answer", '
+    "or a log of Tree of Thoughts"
 )
+
+# What formats of chat logs call the dialogue.
+_CHAT = ("messages", "conversations")
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -71,14 +75,19 @@ def read_trace(path: Path, options: TraceOptions) -> Workload:
             raise TraceError(f"{path} holds no session files (*.json).")
         return block_traces.read_sessions(files, options)
     if path.suffix == ".json":
-        if isinstance(load_json(path), list):
+        content = load_json(path)
+        _refuse_chat(content[0] if isinstance(content, list) and content else content, str(path))
+        if isinstance(content, list):
             return text_traces.read_tree_of_thoughts(path, options)
         return block_traces.read_sessions([path], options)
-    number, first = next(json_lines(path), (1, {}))
+    number, first = next(json_lines(path), (0, {}))
+    if not number:
+        raise TraceError(f"{path} is empty.")
     if "hash_ids" in first:
         return block_traces.read_mooncake(path, options)
     if "prompt" in first:
         return text_traces.read_prompts(path, options)
+    _refuse_chat(first, f"{path}, line {number}")
     raise TraceError(f"{path}, line {number}: not a known format: give {FORMATS}.")
 
 
@@ -93,12 +102,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             line = text.rstrip()
             if not line:
                 continue
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise TraceError(
-                    f"{path}, line {number}: no JSON ({error.msg} at column {error.colno})."
-                ) from None
+            value = _parsed(line, f"{path}, line {number}")
             if not isinstance(value, dict):
                 raise TraceError(f"{path}, line {number}: not a JSON object.")
             yield number, value
@@ -111,10 +115,10 @@ def load_json(path: Path) -> Any:
         TraceError: it has none.
     """
     with _opened(path) as file:
-        try:
-            return json.load(file)
-        except ValueError as error:
-            raise TraceError(f"{path}: no JSON ({error}).") from None
+        text = file.read()
+    if not text.strip():
+        raise TraceError(f"{path} is empty.")
+    return _parsed(text, str(path))
 
 
 def checked(model: type[Model], value: Any, place: str) -> Model:
@@ -135,6 +139,26 @@ def continuation(following: Tokens, start: int, length: int, rng: np.random.Gene
     """``length`` tokens of ``following`` from ``start``; made-up ones for what it lacks."""
     known = following[start : start + length]
     return np.concatenate((known, random_tokens(rng, length - len(known))))
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}" if "\n" in text else ""
+        where = where or f"column {error.colno}"
+        raise TraceError(f"{place}: no JSON ({error.msg} at {where}).") from None
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or thousands of brackets.
+        raise TraceError(f"{place}: no JSON that can be read ({error}).") from None
+
+
+def _refuse_chat(value: Any, place: str) -> None:
+    if isinstance(value, dict) and any(key in value for key in _CHAT):
+        raise TraceError(
+            f"{place}: a chat log has to be rendered to prompts first: apply the model's chat "
+            'template to the messages before each answer, and give lines of {"prompt": TEXT}.'
+        )
 
 
 def _opened(path: Path) -> Any:

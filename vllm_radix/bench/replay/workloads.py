@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from vllm_radix.bench.quantities import Count, Range, Seconds
 from vllm_radix.bench.replay.names import parameter_error
 from vllm_radix.bench.replay.sessions import (
     Call,
@@ -22,10 +23,7 @@ from vllm_radix.bench.replay.sessions import (
     random_tokens,
 )
 
-Count = Annotated[int, Field(ge=1)]
-Range = tuple[Count, Count]
-Seconds = Annotated[float, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 
 
 class Generator(BaseModel):
@@ -140,7 +138,7 @@ class Rag(Generator):
     documents: Count = 200
     documents_per_request: Count = 4
     document_tokens: Range = (300, 900)
-    popularity: Annotated[float, Field(ge=0)] = 1.0
+    popularity: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
     """The n-th document is retrieved in proportion to n to the power of minus this."""
     instruction_tokens: Count = 150
     question_tokens: Range = (20, 60)

@@ -6,10 +6,7 @@ from random import Random
 from typing import ClassVar
 
 from vllm_radix.bench.ab.workloads.base import (
-    Count,
     Message,
-    Range,
-    Seconds,
     Session,
     Workload,
     dialogue,
@@ -19,6 +16,7 @@ from vllm_radix.bench.ab.workloads.base import (
     user,
 )
 from vllm_radix.bench.ab.workloads.prose import PEOPLE, PLACES, THINGS, prose, rules, sentence
+from vllm_radix.bench.quantities import Count, Range, Seconds
 
 _VERBS = ("read", "list", "find", "compare", "update", "reserve", "cancel", "count", "send", "open")
 _NOUNS = (

@@ -6,17 +6,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
+
+from vllm_radix.bench.quantities import Range
 
 Message: TypeAlias = dict[str, Any]
 """A chat message as the OpenAI API has it; ``content`` may be a list of parts."""
-
-Count = Annotated[int, Field(ge=1)]
-Range = tuple[Count, Count]
-"""Drawn uniformly, both ends included."""
-Seconds = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True)

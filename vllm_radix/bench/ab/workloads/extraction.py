@@ -7,10 +7,7 @@ from typing import ClassVar
 
 from vllm_radix.bench.ab.workloads.base import (
     Call,
-    Count,
     Message,
-    Range,
-    Seconds,
     Session,
     Turn,
     Turns,
@@ -20,6 +17,7 @@ from vllm_radix.bench.ab.workloads.base import (
     user,
 )
 from vllm_radix.bench.ab.workloads.prose import PEOPLE, PLACES, prose, rules
+from vllm_radix.bench.quantities import Count, Range, Seconds
 
 _SCHEMA = {
     "who": "the person's first name",

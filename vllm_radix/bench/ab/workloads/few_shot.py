@@ -6,14 +6,13 @@ from typing import ClassVar
 
 from vllm_radix.bench.ab.workloads.base import (
     Call,
-    Count,
-    Seconds,
     Session,
     Turn,
     Turns,
     Workload,
 )
 from vllm_radix.bench.ab.workloads.prose import PEOPLE, PLACES
+from vllm_radix.bench.quantities import Count, Seconds
 
 _GOODS = ("apples", "letters", "lamps", "tickets", "bricks", "maps", "keys", "ropes", "plates")
 

@@ -6,20 +6,19 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, FiniteFloat
 
 from vllm_radix.bench.ab.workloads.base import (
     Call,
-    Count,
     FileWorkload,
     Message,
-    Seconds,
     Session,
     Turn,
     Turns,
     assistant,
     user,
 )
+from vllm_radix.bench.quantities import Count, Seconds
 from vllm_radix.bench.replay.traces import TraceError, checked, json_lines
 
 Line = TypeVar("Line", bound=BaseModel)
@@ -28,7 +27,7 @@ Line = TypeVar("Line", bound=BaseModel)
 class SweCall(BaseModel):
     """One call of a recorded agent: all that it had been told until then."""
 
-    timestamp: float
+    timestamp: FiniteFloat
     input: str
     session_id: str
 

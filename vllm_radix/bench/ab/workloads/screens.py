@@ -9,9 +9,7 @@ from typing import ClassVar
 from PIL import Image, ImageDraw
 
 from vllm_radix.bench.ab.workloads.base import (
-    Count,
     Message,
-    Seconds,
     Session,
     Workload,
     dialogue,
@@ -20,6 +18,7 @@ from vllm_radix.bench.ab.workloads.base import (
     user,
 )
 from vllm_radix.bench.ab.workloads.prose import PEOPLE, PLACES, THINGS, rules, sentence
+from vllm_radix.bench.quantities import Count, Seconds
 
 _LINE = 22
 """Pixels between two lines of a screen."""

@@ -8,14 +8,13 @@ from pydantic import Field
 
 from vllm_radix.bench.ab.workloads.base import (
     Call,
-    Count,
-    Seconds,
     Session,
     Turn,
     Turns,
     Workload,
 )
 from vllm_radix.bench.ab.workloads.prose import THINGS, prose, rules
+from vllm_radix.bench.quantities import Count, Seconds
 
 
 class TreeSearch(Workload):

@@ -6,9 +6,6 @@ from typing import ClassVar
 
 from vllm_radix.bench.ab.workloads.base import (
     Call,
-    Count,
-    Range,
-    Seconds,
     Session,
     Turn,
     Turns,
@@ -16,6 +13,7 @@ from vllm_radix.bench.ab.workloads.base import (
     draw,
 )
 from vllm_radix.bench.ab.workloads.prose import prose
+from vllm_radix.bench.quantities import Count, Range, Seconds
 
 
 class Unique(Workload):
