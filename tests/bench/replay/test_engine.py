@@ -181,6 +181,40 @@ def test_requests_carry_their_session_if_asked_to() -> None:
 def test_a_scheduler_that_schedules_nothing_is_stuck() -> None:
     replay = make_replay(agents(), 800)
     replay.scheduler.set_pause_state(PauseState.PAUSED_ALL)
-    with pytest.raises(StuckError, match="schedules nothing although 8 requests wait"):
+    with pytest.raises(StuckError, match=r"In 10 steps .* nothing although 8 requests wait"):
         replay.run()
     assert summarise(replay, "stock", 800, 0) is None
+
+
+def test_a_few_empty_steps_take_no_time() -> None:
+    def run(num_empty: int) -> list[tuple[float, float | None]]:
+        replay = make_replay(agents(), 800)
+        empty_steps(replay, num_empty)
+        replay.run()
+        return [(record.arrival, record.finish) for record in replay.records]
+
+    # Other sessions are due later: the clock does not jump to them meanwhile.
+    assert run(9) == run(0)
+
+
+def test_after_many_empty_steps_time_passes_to_the_next_request() -> None:
+    workload = agents(sessions=2, turns=1)
+    replay = make_replay(workload, 800)
+    empty_steps(replay, 10)
+    replay.run()
+    first, second = replay.records
+    assert first.first_token is not None
+    assert first.first_token > second.arrival > first.arrival
+
+
+def empty_steps(replay: Replay, count: int) -> None:
+    """Let the scheduler schedule nothing in its first steps, though it could."""
+    schedule = replay.scheduler.schedule
+    steps = itertools.count(1)
+
+    def scheduled(*args: Any, **kwargs: Any) -> Any:
+        paused = next(steps) <= count
+        replay.scheduler.set_pause_state(PauseState.PAUSED_ALL if paused else PauseState.UNPAUSED)
+        return schedule(*args, **kwargs)
+
+    replay.scheduler.schedule = scheduled  # type: ignore[method-assign]

@@ -25,6 +25,9 @@ from vllm_radix.bench.replay.cost import CostModel
 from vllm_radix.bench.replay.schedulers import EvictionCounter, block_hasher
 from vllm_radix.bench.replay.sessions import Call, Session, Tokens, Workload
 
+# A step may be empty though the next one is not: its only request was preempted in it.
+_MAX_EMPTY_STEPS = 10
+
 
 class StuckError(RuntimeError):
     """The scheduler schedules nothing although requests wait."""
@@ -96,6 +99,7 @@ class Replay:
         self._make_room_for_images()
         self._live: dict[str, _Live] = {}
         self._order = itertools.count()
+        self._num_empty_steps = 0
         self._due: list[tuple[float, int, _Progress]] = []
         for session in self.workload.sessions:
             self._send_later(session.start, _Progress(session))
@@ -161,12 +165,10 @@ class Replay:
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
         took = time.perf_counter() - started
-        if not scheduled.total_num_scheduled_tokens:
-            if not self._due:
-                raise StuckError(
-                    f"The scheduler schedules nothing although {len(self._live)} requests wait."
-                )
-            self.now = max(self.now, self._due[0][0])
+        if scheduled.total_num_scheduled_tokens:
+            self._num_empty_steps = 0
+        else:
+            self._skip_empty_step()
         output = self._execute(scheduled)
         started = time.perf_counter()
         batches = self.scheduler.update_from_output(scheduled, output)
@@ -180,6 +182,19 @@ class Replay:
                     live.record.first_token = self.now
                 if one.finish_reason is not None:
                     self._finish(one.request_id)
+
+    def _skip_empty_step(self) -> None:
+        """After several in a row, let time pass until there is another request."""
+        self._num_empty_steps += 1
+        if self._num_empty_steps < _MAX_EMPTY_STEPS:
+            return
+        if not self._due:
+            raise StuckError(
+                f"In {_MAX_EMPTY_STEPS} steps the scheduler schedules nothing although "
+                f"{len(self._live)} requests wait."
+            )
+        self._num_empty_steps = 0
+        self.now = max(self.now, self._due[0][0])
 
     def _execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """Let the step's time pass; the answers' next tokens."""
