@@ -16,12 +16,18 @@ from vllm_radix.bench.replay.schedulers import (
 from vllm_radix.scheduling.scheduler import RadixScheduler
 
 
+class Mine(Scheduler):
+    """A user's own."""
+
+
 def test_names_and_dotted_classes() -> None:
     assert parse_scheduler("stock").cls is Scheduler
     assert parse_scheduler("radix").cls is vllm_radix.Scheduler
-    dotted = parse_scheduler('vllm.v1.core.sched.async_scheduler.AsyncScheduler:{"mine": 1}')
+    dotted = parse_scheduler("vllm.v1.core.sched.async_scheduler.AsyncScheduler")
     assert dotted.cls is AsyncScheduler
-    assert dotted.additional_config == {"mine": 1}
+    mine = parse_scheduler(f'{__name__}.Mine:{{"mine": 1}}')
+    assert mine.cls is Mine
+    assert mine.additional_config == {"mine": 1}
     variant = parse_scheduler('radix:{"eviction": "lfu"}')
     assert variant.additional_config == {"radix": {"eviction": "lfu"}}
     assert variant.label == 'radix:{"eviction": "lfu"}'
@@ -34,6 +40,15 @@ def test_names_and_dotted_classes() -> None:
         ("no.such.Class", "^There is no scheduler 'no.such.Class' .*'no'"),
         ("vllm_radix.Nothing", "^There is no scheduler 'vllm_radix.Nothing' .*no attribute"),
         ('radix:{"evict": 1}', "there is no option 'evict'"),
+        ('vllm_radix.Scheduler:{"eviction": "lfu"}', 'eviction must stand inside "radix"'),
+        ("os.path.join", "^os.path.join is no scheduler: give stock, radix or a class that"),
+        ("pathlib.Path", "^pathlib.Path is no scheduler"),
+        ("vllm.v1.core.sched.interface.SchedulerInterface", "SchedulerInterface is no scheduler"),
+        ('stock:{"eviction": "lfu"}', "^stock is vLLM's own and takes no options"),
+        (
+            'vllm.v1.core.sched.async_scheduler.AsyncScheduler:{"mine": 1}',
+            "AsyncScheduler is vLLM's own and takes no options",
+        ),
     ],
 )
 def test_unknown_ones_are_named(text: str, message: str) -> None:
@@ -48,6 +63,12 @@ def test_requests_get_all_blocks_asked_for() -> None:
         assert scheduler.block_size == 32
         assert scheduler.max_num_running_reqs == 7
         assert scheduler.max_num_scheduled_tokens == 96
+
+
+def test_limits_that_vllm_refuses_are_told_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"^vLLM does not accept this: .*max_num_seqs") as error:
+        build_scheduler(parse_scheduler("stock"), Limits(16, 64, 16), 10, 100)
+    assert "\n" not in str(error.value)
 
 
 def test_a_variant_reaches_its_scheduler() -> None:

@@ -2,6 +2,7 @@
 """vLLM's schedulers and ours, built as the engine core builds them, but without a model."""
 
 import importlib
+import inspect
 import json
 import tempfile
 from collections.abc import Callable
@@ -10,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.structured_output import StructuredOutputManager
 
+import vllm_radix
 from vllm_radix.bench.replay.names import split_options
 from vllm_radix.config import SECTION, RadixConfig
 
@@ -51,7 +55,7 @@ def parse_scheduler(text: str) -> SchedulerChoice:
     """The scheduler named by ``stock``, ``radix`` or ``package.module.Class``.
 
     Options may follow as JSON: ``radix:{"eviction": "lfu"}``. For ``radix`` they are the plugin's
-    own, for any other class the whole ``additional_config``.
+    own, for any other class the whole ``additional_config``; vLLM's own take none.
 
     Raises:
         ValueError: there is no such class or option, in one sentence.
@@ -66,18 +70,41 @@ def parse_scheduler(text: str) -> SchedulerChoice:
             f"There is no scheduler {name!r}{reason}: give {', '.join(CLASSES)} or a class as "
             "package.module.Class."
         ) from None
+    is_ours = cls is vllm_radix.Scheduler
+    if not (is_ours or _is_scheduler(cls)):
+        raise ValueError(
+            f"{name} is no scheduler: give {', '.join(CLASSES)} or a class that implements vLLM's "
+            "SchedulerInterface."
+        )
+    if options and cls.__module__.partition(".")[0] == "vllm":
+        raise ValueError(f"{name} is vLLM's own and takes no options: leave out {options}.")
     if name == "radix":
         options = {SECTION: options}
+    if is_ours:
         RadixConfig.from_additional_config(options)
     return SchedulerChoice(text, cls, options)
+
+
+def _is_scheduler(cls: Any) -> bool:
+    """Whether it is a class whose objects vLLM can run."""
+    return (
+        inspect.isclass(cls) and issubclass(cls, SchedulerInterface) and not inspect.isabstract(cls)
+    )
 
 
 def build_scheduler(
     choice: SchedulerChoice, limits: Limits, num_blocks: int, max_model_len: int
 ) -> Scheduler:
-    """A scheduler with ``num_blocks`` KV blocks for requests to use."""
+    """A scheduler with ``num_blocks`` KV blocks for requests to use.
+
+    Raises:
+        ValueError: vLLM does not accept the limits, in one sentence.
+    """
     # vLLM keeps one block for itself.
-    vllm_config = _vllm_config(choice, limits, num_blocks + 1, max_model_len)
+    try:
+        vllm_config = _vllm_config(choice, limits, num_blocks + 1, max_model_len)
+    except ValidationError as error:
+        raise ValueError(f"vLLM does not accept this: {error.errors()[0]['msg']}.") from None
     spec = FullAttentionSpec(
         block_size=limits.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
