@@ -2,6 +2,7 @@
 """``vllm-radix replay`` from the command line."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.bench.replay.words import save_tokenizer
 from vllm_radix.bench.replay.report import Report
+from vllm_radix.bench.replay.workloads import GENERATORS
 from vllm_radix.cli import app
 
 AGENTS = json.dumps(
@@ -128,7 +130,22 @@ def test_nothing_is_lost_when_interrupted(tmp_path: Path) -> None:
         ),
         (["batch", "--limit", "3"], "Options for traces do not apply to 'batch'"),
         (["screens", "--image-tokens", "3"], "Options for traces do not apply to 'screens'"),
-        (["batch", "--png", "/nowhere/at/all.png"], "There is no folder /nowhere/at to write"),
+        (["batch", "--png", "/nowhere/at/all.png"], "--png: there is no folder /nowhere/at to"),
+        (["batch", "--png", "x.foo"], "--png: x.foo must end with one of .avif, .eps,"),
+        (["batch", "--png", "/"], "--png: / is a folder: name a file."),
+        (["batch", "--json", "/nowhere/at/all"], "--json: there is no folder /nowhere/at to"),
+        (["batch", "--json", "/tmp"], "--json: /tmp is a folder: name a file."),
+        (["batch", "--json", "/dev/null"], "--json: /dev/null is no ordinary file"),
+        (["batch", "--scheduler", "os.path.join"], "os.path.join is no scheduler"),
+        (
+            ["batch", "--max-num-batched-tokens", "16"],
+            "--max-num-batched-tokens 16 is below --max-num-seqs 64: every sequence needs a token",
+        ),
+        (
+            ['agents:{"think_time": Infinity}'],
+            "agents: think_time: Input should be a finite number; the parameters are sessions,",
+        ),
+        (['agents:{"user_tokens": [9, 3]}'], "user_tokens: The first number, 9, is above"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments: list[str], message: str) -> None:
@@ -147,7 +164,33 @@ def test_a_malformed_trace_gets_one_sentence(tmp_path: Path) -> None:
     trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 2, "hash_ids": [0]}\n')
     assert "leave --seed out" in invoke(trace, "--seed", 1)[1]
     trace.write_text("")
-    assert "not a known format" in invoke(trace)[1]
+    assert "t.jsonl is empty." in invoke(trace)[1]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--max-think",
+        "--speed",
+        "--stagger",
+        "--step-ms",
+        "--prefill-us",
+        "--decode-us",
+        "--attention-ns",
+    ],
+)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_options_are_finite(option: str, value: str) -> None:
+    status, output = invoke("batch", option, value)
+    assert status == 2
+    assert f"Invalid value for '{option}'" in output
+
+
+def test_help_names_every_workload() -> None:
+    output = CliRunner().invoke(app, ["replay", "--help"]).output
+    words = set(re.split(r"[^\w-]+", output))
+    assert set(GENERATORS) <= words
+    assert "sizes count tokens" in " ".join(output.replace("│", " ").split())
 
 
 def test_images_are_found_only_where_they_are_the_same(tmp_path: Path) -> None:

@@ -76,6 +76,9 @@ def test_the_table_has_a_row_for_each_mean_and_bound() -> None:
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(make_report().table())
     text = console.export_text()
+    legend = " ".join(text.rpartition("┘")[2].split())
+    assert "clairvoyant: Belady's eviction, which knows every later request" in legend
+    assert "unlimited cache: nothing is ever evicted." in legend
     assert "agents: 10 requests, means over 2 seeds" in text
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
     cells = [row for row in rows if len(row) > 2]
@@ -85,6 +88,12 @@ def test_the_table_has_a_row_for_each_mean_and_bound() -> None:
     assert "radix (stopped after 4 of 10)" in text
     assert [row[2] for row in cells if "clairvoyant" in row[1]] == ["0.700"]
     assert [row[2] for row in cells if "unlimited" in row[1]] == ["0.900"]
+
+
+def test_a_legend_explains_only_what_is_there() -> None:
+    report = make_report()
+    report.bounds = []
+    assert "Belady" not in str(report.table().caption)
 
 
 def test_the_file_holds_every_run(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from vllm_radix.bench.quantities import MAX_TOKENS, finite
 from vllm_radix.bench.replay.cost import CostModel
 
 _TRACE = "For traces"
@@ -21,9 +22,11 @@ def replay(
         str,
         typer.Argument(
             help="batch, agents, tree-search, rag, screens or unique, with parameters as "
-            "'agents:{\"sessions\": 50}'; or a trace: a Mooncake JSONL file, a session file of "
-            "kv-cache-tester or a folder of them, JSONL with prompt, session and time, or a log "
-            "of Tree of Thoughts."
+            "'agents:{\"sessions\": 50}', which are not those of vllm-radix ab: here workloads are "
+            "token ids, and sizes count tokens; an unknown parameter lists those that there are. "
+            "Or a trace: a Mooncake JSONL file, a session file of kv-cache-tester or a folder of "
+            "them, JSONL with prompt and, where wanted, session, time (in seconds) and answer, or "
+            "a log of Tree of Thoughts."
         ),
     ],
     scheduler: Annotated[
@@ -41,7 +44,10 @@ def replay(
         ),
     ] = "",
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a KV block; by default the workload's.")
+        int | None,
+        typer.Option(
+            min=1, max=MAX_TOKENS, help="Tokens in a KV block; by default the workload's."
+        ),
     ] = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="As vLLM's option.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="As vLLM's option.")] = 8192,
@@ -78,16 +84,27 @@ def replay(
     ] = None,
     max_think: Annotated[
         float | None,
-        typer.Option(min=0, help="Cut think times to so many seconds.", rich_help_panel=_TRACE),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Cut think times to so many seconds.",
+            rich_help_panel=_TRACE,
+        ),
     ] = None,
     speed: Annotated[
         float,
-        typer.Option(min=0.001, help="Divide recorded times by this.", rich_help_panel=_TRACE),
+        typer.Option(
+            min=0.001,
+            callback=finite,
+            help="Divide recorded times by this.",
+            rich_help_panel=_TRACE,
+        ),
     ] = 1.0,
     stagger: Annotated[
         float,
         typer.Option(
             min=0,
+            callback=finite,
             help="Seconds between the starts of session files or problems.",
             rich_help_panel=_TRACE,
         ),
@@ -103,25 +120,37 @@ def replay(
         int | None,
         typer.Option(
             min=1,
+            max=MAX_TOKENS,
             help="Tokens of an image, for traces that hold images and do not tell.",
             rich_help_panel=_TRACE,
         ),
     ] = None,
     step_ms: Annotated[
-        float, typer.Option(min=0.001, help="Milliseconds for a step.", rich_help_panel=_COST)
+        float,
+        typer.Option(
+            min=0.001, callback=finite, help="Milliseconds for a step.", rich_help_panel=_COST
+        ),
     ] = 6.0,
     prefill_us: Annotated[
         float,
-        typer.Option(min=0, help="Microseconds for a prefill token.", rich_help_panel=_COST),
+        typer.Option(
+            min=0, callback=finite, help="Microseconds for a prefill token.", rich_help_panel=_COST
+        ),
     ] = 40.0,
     decode_us: Annotated[
         float,
-        typer.Option(min=0, help="Microseconds for a decoding sequence.", rich_help_panel=_COST),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Microseconds for a decoding sequence.",
+            rich_help_panel=_COST,
+        ),
     ] = 20.0,
     attention_ns: Annotated[
         float,
         typer.Option(
             min=0,
+            callback=finite,
             help="Nanoseconds for each pair of a prefill token and a token of its context.",
             rich_help_panel=_COST,
         ),

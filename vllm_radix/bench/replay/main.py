@@ -12,11 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vllm_radix import __version__, compat
 from vllm_radix.bench.outcome import FAILED, INTERRUPTED
+from vllm_radix.bench.outputs import check_file
 from vllm_radix.bench.replay.cost import CostModel
 from vllm_radix.bench.replay.engine import StuckError
 from vllm_radix.bench.replay.names import parse_counts
 from vllm_radix.bench.replay.plan import Plan, choose_capacities, load_workloads
-from vllm_radix.bench.replay.report import Report
+from vllm_radix.bench.replay.report import Report, plot_suffixes
 from vllm_radix.bench.replay.schedulers import Limits, parse_scheduler
 from vllm_radix.bench.replay.traces import TraceOptions
 
@@ -54,25 +55,30 @@ def replay_and_report(settings: Settings, console: Console) -> int:
             plan.run(report, progress, lambda: _write_json(settings, report))
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except (StuckError, ValueError) as error:
+    except (StuckError, ValueError, OSError) as error:
         _complain(console, error)
         status = FAILED
     if report.runs:
         console.print(report.table())
-        _write_json(settings, report)
-        if settings.png_file is not None:
-            report.write_plot(settings.png_file)
+        status = _write_files(settings, report, console) or status
     if status == INTERRUPTED:
         console.print("[yellow]Interrupted: these are the results so far.[/]")
     return status
 
 
 def _plan(settings: Settings) -> Plan:
-    for file in (settings.json_file, settings.png_file):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise ValueError(f"There is no folder {file.parent} to write {file.name} to.")
-    if settings.png_file is not None and find_spec("matplotlib") is None:
-        raise ValueError("--png needs matplotlib: pip install 'vllm-radix[bench]'.")
+    if settings.json_file is not None:
+        check_file(settings.json_file, "--json")
+    if settings.png_file is not None:
+        if find_spec("matplotlib") is None:
+            raise ValueError("--png needs matplotlib: pip install 'vllm-radix[bench]'.")
+        check_file(settings.png_file, "--png", plot_suffixes())
+    if settings.max_num_batched_tokens < settings.max_num_seqs:
+        raise ValueError(
+            f"--max-num-batched-tokens {settings.max_num_batched_tokens} is below --max-num-seqs "
+            f"{settings.max_num_seqs}: every sequence needs a token in each step, so raise the one "
+            "or lower the other."
+        )
     schedulers = [parse_scheduler(text) for text in settings.schedulers]
     asked = parse_counts(settings.capacity) if settings.capacity else []
     workloads = load_workloads(settings.workload, settings.seeds, settings.trace)
@@ -106,6 +112,18 @@ def _empty_report(settings: Settings, plan: Plan) -> Report:
 def _write_json(settings: Settings, report: Report) -> None:
     if settings.json_file is not None:
         report.write_json(settings.json_file)
+
+
+def _write_files(settings: Settings, report: Report, console: Console) -> int:
+    """Returns the exit status: what is printed already is not lost with a full disk."""
+    try:
+        _write_json(settings, report)
+        if settings.png_file is not None:
+            report.write_plot(settings.png_file)
+    except OSError as error:
+        _complain(console, error)
+        return FAILED
+    return 0
 
 
 def _complain(console: Console, error: Exception) -> None:

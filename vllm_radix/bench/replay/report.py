@@ -12,6 +12,12 @@ from rich.table import Table
 
 from vllm_radix.bench.replay.results import Bounds, Run, mean_run
 
+_BOUNDS = (
+    " clairvoyant: Belady's eviction, which knows every later request, one after the other in the "
+    "order in which they came in the run of the scheduler named (another order can beat it); "
+    "unlimited cache: nothing is ever evicted."
+)
+
 
 class Report(BaseModel):
     """Everything that was replayed, and how."""
@@ -59,7 +65,7 @@ class Report(BaseModel):
         if len(seeds) > 1:
             title += f", means over {len(seeds)} seeds"
         table = Table(title=title, title_justify="left", caption_justify="left")
-        table.caption = (
+        caption = (
             "capacity: tokens of KV cache; hit: prompt tokens found in the cache at a request's "
             "first admission; tok/s: prompt and answer tokens; evicted: blocks; scheduler: real "
             "time per step; all other times are virtual."
@@ -89,6 +95,7 @@ class Report(BaseModel):
                 table.add_row(f"{capacity:,}", order, f"{bounds.clairvoyant:.3f}", style="dim")
                 table.add_row("", "unlimited cache", f"{bounds.unlimited:.3f}", style="dim")
             table.add_section()
+        table.caption = caption + (_BOUNDS if self.bounds else "")
         return table
 
     def write_plot(self, path: Path) -> None:
@@ -129,6 +136,14 @@ class Report(BaseModel):
         axes.grid(alpha=0.3)
         axes.legend()
         figure.savefig(path, dpi=150)
+
+
+def plot_suffixes() -> frozenset[str]:
+    """What the name of a plot's file may end with, without the dot."""
+    from matplotlib.figure import Figure
+
+    # The last one calls LaTeX, which is hardly ever there.
+    return frozenset(Figure().canvas.get_supported_filetypes()) - {"pgf"}
 
 
 def _capacities(runs: Sequence[Run]) -> list[int]:
