@@ -102,11 +102,53 @@ def test_a_server_that_does_not_start_tells_why(tmp_path: Path) -> None:
     code = "raise ValueError('no such model')"
     with pytest.raises(ServerError) as caught, Server(python(code), log) as server:
         server.wait_until_ready()
-    assert "Traceback" in str(caught.value)
-    assert str(caught.value).endswith(
+    # Its last lines would say the same once more.
+    assert str(caught.value) == (
         f"The server ended by itself with exit code 1, see {log}."
         " Its log says: ValueError: no such model"
     )
+
+
+def test_a_server_that_names_no_error_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = "print(*range(40), 'error: no', sep='\\n'); raise SystemExit(2)"
+    with pytest.raises(ServerError) as caught, Server(python(code), log) as server:
+        server.wait_until_ready()
+    assert str(caught.value).splitlines() == [
+        *map(str, range(31, 40)),
+        "error: no",
+        f"The server ended by itself with exit code 2, see {log}.",
+    ]
+
+
+def test_what_a_model_lacks_is_told_in_the_same_line(tmp_path: Path) -> None:
+    lines = (
+        "(APIServer pid=7) pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "(APIServer pid=7)   Value error, The model has 512 positions. [type=value_error, input_",
+        "(APIServer pid=7)     For further information visit https://errors.pydantic.dev",
+    )
+    code = f"print(*{lines!r}, sep='\\n'); raise SystemExit(1)"
+    cause = (
+        r"Its log says: pydantic_core\.ValidationError: 1 validation error for ModelConfig Value "
+        r"error, The model has 512 positions\.$"
+    )
+    with (
+        pytest.raises(ServerError, match=cause),
+        Server(python(code), tmp_path / "log") as server,
+    ):
+        server.wait_until_ready()
+
+
+def test_a_killed_server_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    code = (
+        "import os; print('ValueError: of long ago', 'working', sep='\\n', flush=True);"
+        "os.kill(os.getpid(), 9)"
+    )
+    with (
+        pytest.raises(ServerError, match=r"^ValueError: of long ago\nworking\nThe server ended by"),
+        Server(python(code), tmp_path / "log") as server,
+    ):
+        server.wait_until_ready()
 
 
 def test_the_cause_is_the_last_error_that_does_not_point_elsewhere(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ _STOP_TIMEOUT = 30
 # Runs in the server's process group and reads from this program, which never writes: the read
 # ends when this program does, however it ends, and then so does the whole group.
 _GUARD = "trap '' INT TERM; cat > /dev/null; kill -INT 0; sleep {timeout}; kill -KILL 0"
-_TAIL_LINES = 25
+_TAIL_LINES = 10
+# What each of vLLM's processes sets before its lines.
+_PROCESS = re.compile(r"^\(\w+(?: pid=\d+)?\)\s*")
 # The line of a log that names an error, except vLLM's last one, which only points further up.
 _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w+(?:Error|Exception): (?!.*See root cause above).*)")
 
@@ -113,7 +115,7 @@ class Program:
         """
         code = None if self._process is None else self._process.poll()
         if code:
-            raise self._failure(f"ended with exit code {code}")
+            raise self._failure(f"ended with exit code {code}", code)
         return code == 0
 
     def stop(self) -> None:
@@ -146,7 +148,7 @@ class Program:
             raise ServerError(f"The {self.kind} was not started: use it in a `with` block.")
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(grace)
-            raise self._failure(f"ended by itself with exit code {code}")
+            raise self._failure(f"ended by itself with exit code {code}", code)
 
     def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -169,12 +171,16 @@ class Program:
         if self._guard is not None:
             os.killpg(self._guard.pid, signal.SIGINT)
 
-    def _failure(self, what: str) -> ServerError:
+    def _failure(self, what: str, code: int | None = None) -> ServerError:
         lines = self.log.read_text(errors="replace").splitlines()
-        errors = [found[1] for line in lines if (found := _ERROR.search(line))]
-        cause = f" Its log says: {errors[-1]}" if errors else ""
-        tail = "\n".join(lines[-_TAIL_LINES:])
-        return ServerError(f"{tail}\nThe {self.kind} {what}, see {self.log}.{cause}")
+        cause = _cause(lines)
+        sentence = f"The {self.kind} {what}, see {self.log}."
+        if cause:
+            sentence += f" Its log says: {cause}"
+        # A program that fails by itself ends with what it names; other ends have other reasons.
+        is_explained = cause and code is not None and code > 0
+        tail = [] if is_explained else lines[-_TAIL_LINES:]
+        return ServerError("\n".join((*tail, sentence)))
 
 
 class Server(Program):
@@ -271,6 +277,20 @@ class Server(Program):
     def _get(self, path: str) -> httpx.Response:
         # A proxy named in the environment is not meant for this machine's own address.
         return httpx.get(f"{self.url}{path}", trust_env=False)
+
+
+def _cause(lines: Sequence[str]) -> str:
+    """The error that a log ends with, in one line; empty if it names none."""
+    for number in range(len(lines) - 1, -1, -1):
+        found = _ERROR.search(lines[number])
+        if found is None:
+            continue
+        # Pydantic's says in the next line what is wrong, and then repeats the whole input.
+        if " validation error" in found[1] and number + 1 < len(lines):
+            detail = _PROCESS.sub("", lines[number + 1]).strip()
+            return f"{found[1]} {detail.partition(' [type=')[0]}"
+        return found[1]
+    return ""
 
 
 def parse_samples(text: str) -> dict[str, list[float]]:
