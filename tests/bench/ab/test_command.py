@@ -2,6 +2,7 @@
 """``vllm-radix ab`` from the command line, with servers that have no model."""
 
 import json
+import re
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from vllm_radix.bench import server
 from vllm_radix.bench.ab.results import Results
+from vllm_radix.bench.ab.workloads import WORKLOADS, is_workload
 from vllm_radix.bench.server import Server
 from vllm_radix.cli import app
 
@@ -145,11 +147,12 @@ def test_sessions_are_named_if_asked_for(tmp_path: Path) -> None:
         ((), {"None"}),
         (("--session-ids",), {f"agent-{n}" for n in range(4)}),
     ):
+        out = tmp_path / str(len(options))
         status, output = run(
-            tmp_path, "--arm", "a=--flag", *options, *WORKLOAD, "--rounds", "1", "--", "fake"
+            out, "--arm", "a=--flag", *options, *WORKLOAD, "--rounds", "1", "--", "fake"
         )
         assert status == 0, output
-        lines = (tmp_path / "logs" / "a-1.log").read_text().splitlines()
+        lines = (out / "logs" / "a-1.log").read_text().splitlines()
         # The first three warm it up.
         assert {line.removeprefix("session ") for line in lines[3:]} == expected
 
@@ -159,8 +162,11 @@ def test_an_arm_that_dies_leaves_the_results_so_far(tmp_path: Path) -> None:
     status, output = run(tmp_path, *arms, *WORKLOAD, "--rounds", "1", "--", "fake")
     assert status == 1
     assert (
-        "EngineDeadError: the engine is dead The server ended by itself with exit code 7" in output
+        f"The server ended by itself with exit code 7, see {tmp_path / 'logs' / 'b-1.log'}. "
+        "Its log says: EngineDeadError: the engine is dead" in output
     )
+    # What its log says is said once.
+    assert output.count("the engine is dead") == 1
     results = read(tmp_path)
     assert [(one.arm, one.is_complete) for one in results.runs] == [("a", True), ("b", False)]
     assert 0 < len(results.runs[1].requests) < 9
@@ -217,7 +223,7 @@ def test_sessions_end_where_the_context_does(tmp_path: Path) -> None:
     assert only.cut_sessions > 0
     assert 0 < len(only.requests) < CALLS
     assert f"{only.cut_sessions} sessions ended early" in output
-    status, output = run(tmp_path, "--arm", "a=--context 99", *WORKLOAD, "--", "fake")
+    status, output = run(tmp_path / "b", "--arm", "a=--context 99", *WORKLOAD, "--", "fake")
     assert status == 1
     assert "No prompt fits into the model's context: raise --max-model-len." in output
 
@@ -259,11 +265,11 @@ def test_open_loops_are_handed_over(tmp_path: Path) -> None:
         assert one.figures.output_tps == pytest.approx(5 * 3 / 2.0)
     assert results.comparisons[0].identical == 5
     failing = ("--open-loop", "--num-prompts 5 --failing")
-    status, output = run(tmp_path, "--arm", "a=--flag", *failing, "--", "fake")
+    status, output = run(tmp_path / "b", "--arm", "a=--flag", *failing, "--", "fake")
     assert status == 1
     assert "5 of 5 requests failed: ValueError: no" in output
     unknown = ("--open-loop", "--num-prompts many")
-    status, output = run(tmp_path, "--arm", "a=--flag", *unknown, "--", "fake")
+    status, output = run(tmp_path / "c", "--arm", "a=--flag", *unknown, "--", "fake")
     assert status == 1
     assert "invalid int value: 'many' The load generator ended with exit code 2" in output
 
@@ -288,7 +294,27 @@ def test_open_loops_are_handed_over(tmp_path: Path) -> None:
         (["--workload", "swe", "--data", "/no/where", "--", "m"], "--data: there is no /no/where."),
         (["--data", "/", "--", "m"], "agents makes its own texts: leave --data out."),
         ([], "Name the model that no-cache, stock, radix shall serve"),
-        (["--", "--max-model-len", "10"], "Name the model"),
+        (
+            ["--", "--max-model-len", "10"],
+            "with its flags, after --: vllm-radix ab --workload agents -- MODEL --max-model-len",
+        ),
+        (
+            ["agents", "--", "m", "--max-model-len", "99"],
+            "agents is a workload, not a model: write vllm-radix ab --workload agents -- m "
+            "--max-model-len 99.",
+        ),
+        (
+            ['screens:{"turns": 2}'],
+            "vllm-radix ab --workload 'screens:{\"turns\": 2}' -- MODEL --max-model-len 8192.",
+        ),
+        (
+            ["--workload", 'agents:{"think_time": NaN}', "--", "m"],
+            "agents: think_time: Input should be a finite number; the parameters are",
+        ),
+        (
+            ["--workload", 'agents:{"message_words": [9, 3]}', "--", "m"],
+            "message_words: The first number, 9, is above the second",
+        ),
         (["--", "/no/model"], "There is no model in /no/model: it is no folder."),
         (["--", "m", "--scheduler-cls", "x"], "--scheduler-cls is what the arms differ in"),
         (["--", "m", "--port=1"], "--port is an option of its own, before the --"),
@@ -307,6 +333,43 @@ def test_bad_input_gets_one_sentence(tmp_path: Path, arguments: list[str], messa
     assert status == 1
     assert message in output
     assert "Traceback" not in output
+
+
+@pytest.mark.usefixtures("_no_servers")
+@pytest.mark.parametrize("option", ["--start-timeout", "--request-timeout"])
+def test_timeouts_are_finite(tmp_path: Path, option: str) -> None:
+    status, output = invoke("--out", str(tmp_path / "out"), option, "inf", "--", "m")
+    assert status == 2
+    assert f"Invalid value for '{option}'" in output
+
+
+@pytest.mark.usefixtures("_no_servers")
+def test_an_earlier_run_is_left_alone(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    results.write_text("hours of work")
+    status, output = invoke("--out", str(tmp_path), "--", "m")
+    assert status == 1
+    assert f"--out: {tmp_path} holds the results of an earlier run: choose another" in output
+    assert results.read_text() == "hours of work"
+    assert list(tmp_path.iterdir()) == [results]
+
+
+@pytest.mark.usefixtures("_no_servers")
+def test_a_folder_of_a_models_name_is_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_workload("agents")
+    (tmp_path / "agents").mkdir()
+    assert not is_workload("agents")
+
+
+def test_help_names_every_workload() -> None:
+    status, output = invoke("--help")
+    assert status == 0
+    words = set(re.split(r"[^\w-]+", output))
+    assert set(WORKLOADS) <= words
+    assert "sizes count words" in " ".join(output.replace("│", " ").split())
 
 
 @pytest.mark.usefixtures("_no_servers")

@@ -146,6 +146,14 @@ def test_stress_is_for_all_arms(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert read(model).stress
 
 
+def test_an_earlier_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("hours of work")
+    result = CliRunner().invoke(app, ["parity", "model", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"--out: {tmp_path} holds the results of an earlier run" in text(result)
+    assert (tmp_path / "results.json").read_text() == "hours of work"
+
+
 def test_a_missing_model_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "require_lm_eval", lambda: None)
     missing, out = tmp_path / "missing", tmp_path / "out"

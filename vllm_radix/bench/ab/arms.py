@@ -120,7 +120,7 @@ def check_serve_arguments(arms: Sequence[Arm], arguments: Sequence[str]) -> None
     if not arguments or arguments[0].startswith("-"):
         raise ValueError(
             f"Name the model that {', '.join(starts)} shall serve, with its flags, after --: "
-            "vllm-radix ab agents -- MODEL --max-model-len 8192."
+            "vllm-radix ab --workload agents -- MODEL --max-model-len 8192."
         )
     for argument in arguments[1:]:
         flag = argument.partition("=")[0].replace("_", "-")

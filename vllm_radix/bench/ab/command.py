@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from vllm_radix.bench.quantities import finite
+
 _SERVERS = "Servers"
 _LOAD = "What they are asked"
 # Enough for the table where the output is no terminal.
@@ -18,7 +20,8 @@ def ab(
         list[str] | None,
         typer.Argument(
             metavar="-- MODEL FLAGS",
-            help="What vllm serve is given for every arm that is started.",
+            help="What vllm serve is given for every arm that is started; the -- keeps its flags "
+            "apart from those of this command.",
         ),
     ] = None,
     arm: Annotated[
@@ -48,14 +51,20 @@ def ab(
     ] = None,
     start_timeout: Annotated[
         float,
-        typer.Option(min=1, help="Seconds until a server must be ready.", rich_help_panel=_SERVERS),
+        typer.Option(
+            min=1,
+            callback=finite,
+            help="Seconds until a server must be ready.",
+            rich_help_panel=_SERVERS,
+        ),
     ] = 1200.0,
     workload: Annotated[
         str | None,
         typer.Option(
-            help="agents (the default), extraction, tree-search, few-shot, swe, generative or "
-            "unique, with parameters as 'agents:{\"num_sessions\": 50}'; an unknown parameter "
-            "lists those that there are.",
+            help="agents (the default), extraction, tree-search, few-shot, screens, swe, "
+            "generative or unique, with parameters as 'agents:{\"num_sessions\": 50}', which are "
+            "not those of vllm-radix replay: here workloads are texts, and sizes count words; an "
+            "unknown parameter lists those that there are.",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -98,6 +107,7 @@ def ab(
         float,
         typer.Option(
             min=1,
+            callback=finite,
             help="Seconds without a sign of the server until a request fails.",
             rich_help_panel=_LOAD,
         ),
@@ -111,7 +121,7 @@ def ab(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for results.json, report.html and logs; ab-DATE-TIME if left out."
+            help="A new folder for results.json, report.html and logs; ab-DATE-TIME if left out."
         ),
     ] = None,
 ) -> None:

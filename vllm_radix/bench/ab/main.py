@@ -23,8 +23,9 @@ from vllm_radix.bench.ab.open_loop import OpenLoop
 from vllm_radix.bench.ab.results import ArmInfo, Results
 from vllm_radix.bench.ab.rounds import Load, Rounds
 from vllm_radix.bench.ab.view import View, table
-from vllm_radix.bench.ab.workloads import make_workload
+from vllm_radix.bench.ab.workloads import is_workload, make_workload
 from vllm_radix.bench.outcome import FAILED, INTERRUPTED, complain
+from vllm_radix.bench.outputs import RESULTS, check_folder
 from vllm_radix.bench.server import ServerError, require_free_port
 from vllm_radix.bench.signals import terminable
 
@@ -59,7 +60,7 @@ def run_and_report(settings: Settings, console: Console) -> int:
     except (ValueError, OSError, ServerError) as error:
         complain(console, str(error))
         return FAILED
-    file = folder / "results.json"
+    file = folder / RESULTS
     status = 0
     try:
         with terminable(), View(console, results) as view:
@@ -90,6 +91,8 @@ def run_and_report(settings: Settings, console: Console) -> int:
 def _plan(settings: Settings) -> tuple[Rounds, Results, Path]:
     if find_spec("matplotlib") is None:
         raise ValueError("The report needs matplotlib: pip install 'vllm-radix[bench]'.")
+    if settings.out is not None:
+        check_folder(settings.out, "--out")
     arms = [parse_arm(text) for text in settings.arms]
     names = [arm.name for arm in arms]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -97,6 +100,12 @@ def _plan(settings: Settings) -> tuple[Rounds, Results, Path]:
     base = settings.base or (_DEFAULT_BASE if _DEFAULT_BASE in names else names[0])
     if base not in names:
         raise ValueError(f"--base {base}: the arms are {', '.join(names)}.")
+    if settings.serve and is_workload(settings.serve[0]):
+        served = shlex.join(settings.serve[1:]) or "MODEL --max-model-len 8192"
+        raise ValueError(
+            f"{settings.serve[0]} is a workload, not a model: write vllm-radix ab "
+            f"--workload {shlex.quote(settings.serve[0])} -- {served}."
+        )
     check_serve_arguments(arms, settings.serve)
     if settings.port is not None:
         require_free_port(settings.port)

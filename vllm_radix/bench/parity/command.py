@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from vllm_radix.bench.quantities import finite
+
 _ENGINE = "Engine"
 # Enough for the tables where the output is no terminal.
 _WIDTH = 160
@@ -26,7 +28,11 @@ def parity(
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option(min=0, help="Samples of each task, or below 1 their share; all if left out."),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Samples of each task, or below 1 their share; all if left out.",
+        ),
     ] = None,
     num_fewshot: Annotated[
         int | None,
@@ -53,7 +59,7 @@ def parity(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for results.json and logs; parity-DATE-TIME if left out."),
+        typer.Option(help="A new folder for results.json and logs; parity-DATE-TIME if left out."),
     ] = None,
 ) -> None:
     """Check that a model's answers to lm-eval's tasks are the same with the radix tree.

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from vllm_radix import __version__, compat
 from vllm_radix.bench.outcome import FAILED, INTERRUPTED, complain
+from vllm_radix.bench.outputs import RESULTS, check_folder
 from vllm_radix.bench.parity import arms
 from vllm_radix.bench.parity.compare import compare, judge
 from vllm_radix.bench.parity.plan import (
@@ -38,7 +39,7 @@ def run_and_report(settings: Settings, console: Console) -> int:
     except (ValueError, OSError, compat.UnsupportedVllmError) as error:
         complain(console, str(error))
         return FAILED
-    file = folder / "results.json"
+    file = folder / RESULTS
     status = 0
     try:
         with terminable():
@@ -63,6 +64,8 @@ def run_and_report(settings: Settings, console: Console) -> int:
 
 
 def _plan(settings: Settings) -> tuple[Mapping[str, Job], Results, Path]:
+    if settings.out is not None:
+        check_folder(settings.out, "--out")
     require_lm_eval()
     compat.require_supported_vllm()
     model = find_model(settings.model)

@@ -26,6 +26,11 @@ WORKLOADS: dict[str, type[Workload]] = {
 }
 
 
+def is_workload(text: str) -> bool:
+    """Whether a user who gave ``text`` as a model meant a workload, with or without parameters."""
+    return text.partition(":")[0] in WORKLOADS and not Path(text).exists()
+
+
 def make_workload(text: str, data: Path | None) -> Workload:
     """The workload that a user named.
 
