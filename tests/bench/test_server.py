@@ -102,11 +102,11 @@ def test_a_server_that_does_not_start_tells_why(tmp_path: Path) -> None:
     code = "raise ValueError('no such model')"
     with pytest.raises(ServerError) as caught, Server(python(code), log) as server:
         server.wait_until_ready()
-    # Its last lines would say the same once more.
-    assert str(caught.value) == (
+    assert str(caught.value).splitlines() == [
+        *log.read_text().splitlines(),
         f"The server ended by itself with exit code 1, see {log}."
-        " Its log says: ValueError: no such model"
-    )
+        " Its log says: ValueError: no such model",
+    ]
 
 
 def test_a_server_that_names_no_error_shows_the_end_of_its_log(tmp_path: Path) -> None:

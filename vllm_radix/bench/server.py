@@ -115,7 +115,7 @@ class Program:
         """
         code = None if self._process is None else self._process.poll()
         if code:
-            raise self._failure(f"ended with exit code {code}", code)
+            raise self._failure(f"ended with exit code {code}")
         return code == 0
 
     def stop(self) -> None:
@@ -148,7 +148,7 @@ class Program:
             raise ServerError(f"The {self.kind} was not started: use it in a `with` block.")
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(grace)
-            raise self._failure(f"ended by itself with exit code {code}", code)
+            raise self._failure(f"ended by itself with exit code {code}")
 
     def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -171,16 +171,13 @@ class Program:
         if self._guard is not None:
             os.killpg(self._guard.pid, signal.SIGINT)
 
-    def _failure(self, what: str, code: int | None = None) -> ServerError:
+    def _failure(self, what: str) -> ServerError:
         lines = self.log.read_text(errors="replace").splitlines()
         cause = _cause(lines)
         sentence = f"The {self.kind} {what}, see {self.log}."
         if cause:
             sentence += f" Its log says: {cause}"
-        # A program that fails by itself ends with what it names; other ends have other reasons.
-        is_explained = cause and code is not None and code > 0
-        tail = [] if is_explained else lines[-_TAIL_LINES:]
-        return ServerError("\n".join((*tail, sentence)))
+        return ServerError("\n".join((*lines[-_TAIL_LINES:], sentence)))
 
 
 class Server(Program):
