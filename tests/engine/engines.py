@@ -267,6 +267,12 @@ class Engine:
         _ALIVE.append(self.llm)
         self._ids = itertools.count()
         self.answers: dict[str, Answer] = {}
+        # Seconds, of which each step takes a hundredth: how busy the machine is must not decide
+        # who waits.
+        self._now = 0.0
+        admission = getattr(self.scheduler, "admission", None)
+        if admission is not None:
+            admission.clock = lambda: self._now
 
     @property
     def scheduler(self) -> Scheduler:
@@ -306,6 +312,7 @@ class Engine:
         """Run one engine step, keep the answers of finished requests, return all outputs."""
         # The models are small and tests run side by side: more threads would wait for one another.
         _set_num_threads(1)
+        self._now += 0.01
         with _connector(self._connector):
             outputs = self.llm.step()
         for output in outputs:
