@@ -165,8 +165,6 @@ def test_an_arm_that_dies_leaves_the_results_so_far(tmp_path: Path) -> None:
         f"The server ended by itself with exit code 7, see {tmp_path / 'logs' / 'b-1.log'}. "
         "Its log says: EngineDeadError: the engine is dead" in output
     )
-    # What its log says is said once.
-    assert output.count("the engine is dead") == 1
     results = read(tmp_path)
     assert [(one.arm, one.is_complete) for one in results.runs] == [("a", True), ("b", False)]
     assert 0 < len(results.runs[1].requests) < 9
