@@ -163,9 +163,6 @@ class Deadlines:
         self._admissions = array("d")
         self._places = np.arange(1, 65)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def add(self, entry: Waiting) -> None:
         at = bisect_left(self._entries, _deadline(entry), key=_deadline)
         self._entries.insert(at, entry)

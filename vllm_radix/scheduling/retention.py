@@ -234,6 +234,7 @@ class Retention:
         # Until which token a node is pinned, and until when that lasts.
         pinned: dict[Node, tuple[int, float]] = {}
         num_left = self._max_pinned_blocks
+        num_blocks_before = self._manager.tree.num_blocks_before
         for claim in reversed(list(self._pins)):
             adds: dict[Node, tuple[int, float]] = {}
             num_more, end = 0, claim.num_tokens
@@ -243,20 +244,14 @@ class Retention:
                     # So is everything above.
                     break
                 adds[part] = max(known, (end, claim.due))
-                num_more += self._num_blocks(part, adds[part][0])
-                num_more -= self._num_blocks(part, known[0])
+                num_more += num_blocks_before(part, adds[part][0])
+                num_more -= num_blocks_before(part, known[0])
                 end = part.start
             if not adds or num_more > num_left:
                 self._unpin(claim)
             else:
                 pinned.update(adds)
                 num_left -= num_more
-
-    def _num_blocks(self, node: Node, end: int) -> int:
-        """How many of a node's blocks hold the tokens before ``end``."""
-        block_size = self._manager.block_size
-        num_blocks = -(-end // block_size) - node.start // block_size
-        return min(max(num_blocks, 0), len(node.blocks))
 
     def _unpin(self, claim: _Claim) -> None:
         del self._pins[claim]

@@ -457,8 +457,12 @@ class RadixTree:
     def _num_wanted_blocks(self, node: Node) -> int:
         if node.wanted_round != self._round:
             return 0
+        return self.num_blocks_before(node, node.wanted_end)
+
+    def num_blocks_before(self, node: Node, end: int) -> int:
+        """How many of a node's blocks hold the tokens before ``end``. O(1)."""
         block_size = self.block_size
-        num_blocks = -(-node.wanted_end // block_size) - node.start // block_size
+        num_blocks = -(-end // block_size) - node.start // block_size
         return min(max(num_blocks, 0), len(node.blocks))
 
     def expire(self, bookmark: Bookmark) -> None:
