@@ -30,7 +30,7 @@ from vllm_radix.bench.replay.workloads import make_generator
 logging.getLogger("vllm").setLevel(logging.ERROR)
 
 WORKLOADS = (("batch", 60_000), ("agents", 100_000), ("agents", 200_000))
-PATIENCE = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
+PATIENCE = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
 SEEDS = (0, 1, 2)
 COST = CostModel(6e-3, 40e-6, 20e-6, 0.4e-9)
 

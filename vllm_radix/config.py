@@ -40,7 +40,7 @@ class RadixConfig(BaseModel):
         description="Order waiting requests by what is cached, or by arrival alone.",
     )
     patience: float = Field(
-        default=3.0,
+        default=10.0,
         ge=1.0,
         description="A request waits for at most so many times as many admissions as under fcfs.",
     )

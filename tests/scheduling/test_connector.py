@@ -91,7 +91,7 @@ def test_what_is_loaded_in_the_background_is_cached_once_it_is_there(
 
 def test_who_starts_by_loading_counts_as_admitted() -> None:
     """So that a request of which nothing is cached waits no longer than promised."""
-    engine = make_engine(num_blocks=1 + 12, max_num_seqs=8)
+    engine = make_engine(num_blocks=1 + 12, max_num_seqs=8, radix={"patience": 3.0})
     engine.generate(request(max_tokens=1))
     engine.store.in_background = True
     engine.store.num_available = lambda request: 12

@@ -414,6 +414,79 @@ class TestInterface:
         assert bench.admit_all() == ["resumed"]
 
 
+class TestLate:
+    """The oldest goes next after twice as many admissions as requests wait on average."""
+
+    def test_the_oldest_is_overtaken_twice_as_often_as_requests_wait(self) -> None:
+        bench = Bench()
+        bench.add("cold")
+        order = []
+        for number in range(9):
+            bench.add(f"warm {number}", prefix(4))
+            bench.wait()
+            # Two wait whenever one is admitted.
+            order.append(bench.admit())
+            bench.step()
+        assert order.index("cold") == 5
+
+    def test_the_longer_the_queue_the_later(self) -> None:
+        bench = Bench()
+        bench.add("cold")
+        for number in range(8):
+            bench.add(f"early {number}", prefix(4))
+        order = []
+        for number in range(30):
+            bench.add(f"warm {number}", prefix(4))
+            bench.wait()
+            order.append(bench.admit())
+            bench.step()
+        assert order.index("cold") == 21
+
+    def test_in_a_burst_nobody_is_late_before_the_queue_is_short(self) -> None:
+        bench = Bench()
+        for number in range(30):
+            bench.add(f"{number}", prefix(number % 3, "abc"[number % 3]))
+        bench.wait()
+        order = bench.admit_all()
+        assert order[:10] == [f"{number}" for number in range(30) if number % 3 == 2]
+        assert order[10:20] == [f"{number}" for number in range(30) if number % 3 == 1]
+
+    def test_a_late_request_may_be_held(self) -> None:
+        bench = Bench()
+        bench.add("cold")
+        bench.gate.names = {"cold"}
+        for number in range(12):
+            bench.add(f"warm {number}", prefix(4))
+            bench.wait()
+            assert bench.admit() == f"warm {number}"
+        bench.gate.names = set()
+        bench.add("another", prefix(4))
+        bench.wait()
+        assert bench.admit() == "cold"
+
+    def test_who_is_skipped_waits_on(self) -> None:
+        bench = Bench()
+        bench.add("cold")
+        order = []
+        for number in range(9):
+            bench.add(f"warm {number}", prefix(4))
+            bench.wait()
+            order.append(bench.admit())
+            if bench.queue.peek_request().request_id == "cold":
+                bench.queue.prepend_request(bench.skip())
+        assert order.index("cold") == 5
+
+    def test_lanes_count_for_themselves(self) -> None:
+        bench = Bench(by_priority=True)
+        bench.add("cold", priority=1)
+        bench.add("warm", prefix(4), priority=1)
+        for number in range(20):
+            bench.add(f"urgent {number}", priority=0)
+            bench.wait()
+            assert bench.admit() == f"urgent {number}"
+        assert bench.admit() == "warm"
+
+
 class TestBound:
     def test_a_patience_of_one_is_first_come_first_served(self) -> None:
         bench = Bench(patience=1.0)

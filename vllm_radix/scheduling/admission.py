@@ -16,6 +16,7 @@ from vllm.v1.request import Request
 from vllm_radix.cache.manager import RadixKVCacheManager
 from vllm_radix.scheduling.lane import Waiting
 from vllm_radix.scheduling.returns import ReturnEstimator
+from vllm_radix.scheduling.running_mean import RunningMean
 from vllm_radix.tree import Match, Node
 
 _LIKELY = 0.4
@@ -27,9 +28,6 @@ makespan by a tenth.
 
 _MAX_WANTED = 256
 """How many waiting requests, the first ones, have a claim to what is cached of them."""
-
-_SMOOTHING = 0.05
-"""Weight of a new observation in a running mean."""
 
 
 class OpenGate:
@@ -75,8 +73,9 @@ class AdmissionControl:
         """Seconds. Replaced where time is virtual."""
         self._returns = ReturnEstimator()
         self._started_at: dict[str, float] = {}
-        self._mean_residence = 0.0
-        self._mean_output = 0.0
+        # Seconds from start to end, and tokens, of those that finished.
+        self._residence = RunningMean()
+        self._output = RunningMean()
         self._num_free_tokens = 0.0
         # Requests that run and have whole blocks of tokens to compute still.
         self._prefilling: list[Request] = []
@@ -93,8 +92,8 @@ class AdmissionControl:
         now = self.clock()
         started_at = self._started_at.pop(request.request_id, None)
         if started_at is not None:
-            self._mean_residence = _smooth(self._mean_residence, now - started_at)
-            self._mean_output = _smooth(self._mean_output, request.num_output_tokens)
+            self._residence.add(now - started_at)
+            self._output.add(request.num_output_tokens)
         if handle is not None and handle.parent is not None:
             self._returns.left(handle, request.session_id, now)
 
@@ -112,7 +111,7 @@ class AdmissionControl:
         self._is_told = bool(waiting or pinned)
         kept = pinned
         if waiting:
-            kept = pinned + self._returns.expected(self.clock(), self._mean_residence, _LIKELY)
+            kept = pinned + self._returns.expected(self.clock(), self._residence.value, _LIKELY)
         readers = [entry for entry in waiting if entry.match is not None]
         # The first number is that of no match at all.
         covered = [0]
@@ -158,7 +157,7 @@ class AdmissionControl:
         if self._held_since is None:
             self._held_since = self.clock()
         waited = self.clock() - self._held_since
-        return 0.0 < self._mean_residence < waited
+        return 0.0 < self._residence.value < waited
 
     def _need(self, waiting: Waiting) -> float:
         """Tokens of memory that the request will take beyond what is cached of it."""
@@ -171,9 +170,5 @@ class AdmissionControl:
         return num_prompt_left + self._output_left(request)
 
     def _output_left(self, request: Request) -> float:
-        expected = min(self._mean_output, request.max_tokens)
+        expected = min(self._output.value, request.max_tokens)
         return max(expected - request.num_output_tokens, 0)
-
-
-def _smooth(mean: float, value: float) -> float:
-    return mean + _SMOOTHING * (value - mean) if mean else value

@@ -16,11 +16,20 @@ from typing import Any, Protocol
 import numpy as np
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_radix.scheduling.running_mean import RunningMean
+
 WINDOW = 1024
 """How many waiting requests, the oldest, are ordered. Those behind them wait to become old."""
 
 _MAX_PASSED_OVER = 64
 """How many held requests are passed over in search of one that is not."""
+
+_LATE = 2.0
+"""How many times as long as is usual the oldest request waits before it is the next to be tried.
+
+Measured with ``vllm-radix replay``: 3 adds 0.01 to the hit rate on agents, and 0.04 to 0.13 of
+stock's p99.
+"""
 
 
 class CachedPrefix(Protocol):
@@ -81,6 +90,7 @@ class Waiting:
         priority: its lane: lower is more important; 0 for all unless vLLM schedules by priority.
         arrival: its place in the order of arrival, whatever happened to it since.
         is_resumed: it was admitted before, and lost its blocks again.
+        arrived_after: admissions of its lane before it arrived.
         deadline: by which admission of its lane it has to be admitted.
         match: its longest cached prefix when the queue looked last.
         lacks: what would have to be cached for that to be longer.
@@ -94,6 +104,7 @@ class Waiting:
     priority: int
     arrival: int
     is_resumed: bool = False
+    arrived_after: int = 0
     deadline: float = 0.0
     match: CachedPrefix | None = None
     lacks: Hashable = None
@@ -198,6 +209,7 @@ class Lane:
         arrivals: the others, in the order of arrival.
         ordered: the oldest of these, up to the window, by rank: the longest cached prefix first;
             then the fewest items to encode; then by cohort, the most senior first; then by arrival.
+        num_admitted: how many of the lane were admitted so far.
     """
 
     def __init__(self, probe: Probe, gate: Gate, encoder: Encoder, patience: float) -> None:
@@ -205,7 +217,8 @@ class Lane:
         self._gate = gate
         self._encoder = encoder
         self._patience = patience
-        self._num_admitted = 0
+        # How many wait, the admitted one included, whenever one is admitted.
+        self._length = RunningMean()
         self._deadlines = Deadlines()
         self._branches: dict[Any, _Branch] = {}
         self._cohorts: dict[Any, _Cohort] = {}
@@ -214,6 +227,7 @@ class Lane:
         self.resumed: deque[Waiting] = deque()
         self.arrivals: list[Waiting] = []
         self.ordered: list[Waiting] = []
+        self.num_admitted = 0
 
     def __bool__(self) -> bool:
         return bool(self.resumed or self.arrivals)
@@ -227,7 +241,7 @@ class Lane:
 
     def next_deadline(self) -> float:
         """The deadline of a request that arrives now."""
-        return self._num_admitted + self._patience * (len(self.arrivals) + 1)
+        return self.num_admitted + self._patience * (len(self.arrivals) + 1)
 
     def add(self, entry: Waiting) -> None:
         insort(self.arrivals, entry, key=_arrival)
@@ -270,7 +284,8 @@ class Lane:
 
     def on_admitted(self, admitted: Waiting) -> None:
         """Count an admission; those that lacked the same as the admitted one have it now."""
-        self._num_admitted += 1
+        self.num_admitted += 1
+        self._length.add(len(self.arrivals) + 1)
         branch = self._branches.get(_node(admitted.match))
         group = branch.groups.get(admitted.lacks) if branch is not None else None
         if group is not None:
@@ -284,11 +299,27 @@ class Lane:
         """
         if self.resumed:
             return self.resumed[0]
-        urgent = self._deadlines.urgent(self._num_admitted)
+        urgent = self._deadlines.urgent(self.num_admitted)
         if urgent is not None:
             return urgent
+        late = self._late()
+        if late is not None and not self._gate.is_held(late):
+            return late
         candidates = islice(self.ordered if by_prefix else self.arrivals, _MAX_PASSED_OVER)
         return next((entry for entry in candidates if not self._gate.is_held(entry)), None)
+
+    def _late(self) -> Waiting | None:
+        """The oldest request, if it has waited for much longer than is usual.
+
+        Counted in admissions, since seconds would make everybody late in overload. The usual wait
+        is the length of the queue (Little, 1961: as many arrive while a request waits as are
+        admitted).
+        """
+        if not self.arrivals:
+            return None
+        oldest = self.arrivals[0]
+        waited = self.num_admitted - oldest.arrived_after
+        return oldest if waited > _LATE * self._length.value else None
 
     def _state(self, node: Any) -> object:
         # There is no node for those that may not read the cache, and nothing changes for them.

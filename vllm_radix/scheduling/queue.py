@@ -166,8 +166,15 @@ class PrefixAffinityQueue(RequestQueue):
     def _arrive(self, request: Request, is_resumed: bool) -> Waiting:
         self._num_arrived += 1
         priority = request.priority if self._by_priority else 0
-        deadline = self._lane(priority).next_deadline()
-        return Waiting(request, priority, self._num_arrived, is_resumed, deadline)
+        lane = self._lane(priority)
+        return Waiting(
+            request,
+            priority,
+            self._num_arrived,
+            is_resumed,
+            arrived_after=lane.num_admitted,
+            deadline=lane.next_deadline(),
+        )
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         for request in requests:
