@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What patience buys and costs: hit rate, makespan and latency against first come, first served.
+"""What waiting buys and costs: hit rate, makespan and latency against first come, first served.
 
     python -m benchmarks.patience [PNG]
 
-Replays ``batch`` and ``agents`` (see ``vllm-radix replay``) on stock and on the affinity queue with
-several values of the option ``patience``, prints means over three seeds as ratios to stock, and
-plots the trade-off. Takes a few minutes; no model runs.
+Replays ``batch`` and ``agents`` (see ``vllm-radix replay``) on stock and on the affinity queue,
+with several values of the option ``patience`` and of how late the oldest request goes next, prints
+means over three seeds as ratios to stock, and plots both trade-offs. Takes a few minutes; no model
+runs.
 """
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
@@ -26,11 +30,14 @@ from vllm_radix.bench.replay.engine import Replay
 from vllm_radix.bench.replay.results import Run, mean_run, summarise
 from vllm_radix.bench.replay.schedulers import Limits, build_scheduler, parse_scheduler
 from vllm_radix.bench.replay.workloads import make_generator
+from vllm_radix.config import RadixConfig
+from vllm_radix.scheduling import lane
 
 logging.getLogger("vllm").setLevel(logging.ERROR)
 
 WORKLOADS = (("batch", 60_000), ("agents", 100_000), ("agents", 200_000))
 PATIENCE = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
+LATE = (1.0, 1.5, 2.0, 3.0, 4.0, math.inf)
 SEEDS = (0, 1, 2)
 COST = CostModel(6e-3, 40e-6, 20e-6, 0.4e-9)
 
@@ -58,69 +65,109 @@ def replay(scheduler: str, workload: str, capacity: int) -> Run:
     return mean_run(runs)
 
 
-def table(rows: Sequence[tuple[str, int, float, Run, Run]]) -> Table:
-    """A row for each workload and patience, with ratios to stock."""
+@dataclass
+class Point:
+    """What the queue makes of a workload with one pair of values.
+
+    Attributes:
+        patience: the option.
+        late: how many times as long as is usual the oldest waits before it goes next.
+        run: means over the seeds.
+        stock: the same of stock.
+    """
+
+    workload: tuple[str, int]
+    patience: float
+    late: float
+    run: Run
+    stock: Run
+
+
+def measure(patience: float, late: float, stock: dict[tuple[str, int], Run]) -> list[Point]:
+    """A point for each workload."""
+    scheduler = f'radix:{{"patience": {patience}}}'
+    with patch.object(lane, "LATE", late):
+        return [
+            Point(workload, patience, late, replay(scheduler, *workload), stock[workload])
+            for workload in WORKLOADS
+        ]
+
+
+def table(points: Sequence[Point]) -> Table:
+    """A row for each point, with ratios to stock."""
     result = Table(title="Ratios to stock; hit: share of prompt tokens found in the cache")
-    for column in ("workload", "capacity", "patience", "hit (stock)", "makespan"):
+    for column in ("workload", "capacity", "patience", "late", "hit (stock)", "makespan"):
         result.add_column(column, justify="right")
     for percentile in ("p50", "p90", "p99"):
         result.add_column(f"TTFT {percentile}", justify="right")
-    for workload, capacity, patience, ours, stock in rows:
+    for point in points:
         ratios = [
-            getattr(ours, name) / getattr(stock, name)
+            getattr(point.run, name) / getattr(point.stock, name)
             for name in ("makespan", "ttft_p50", "ttft_p90", "ttft_p99")
         ]
+        name, capacity = point.workload
         result.add_row(
-            workload,
+            name,
             f"{capacity:,}",
-            f"{patience:g}",
-            f"{ours.hit_rate:.3f} ({stock.hit_rate:.3f})",
+            f"{point.patience:g}",
+            f"{point.late:g}",
+            f"{point.run.hit_rate:.3f} ({point.stock.hit_rate:.3f})",
             *(f"{ratio:.2f}" for ratio in ratios),
         )
     return result
 
 
-def plot(rows: Sequence[tuple[str, int, float, Run, Run]], file: Path) -> None:
-    """Hit rate against the tail of the time to first token, a line for each workload."""
+def plot(sweeps: dict[str, Sequence[Point]], file: Path) -> None:
+    """Hit rate against the tail of the time to first token, a line for each workload.
+
+    Args:
+        sweeps: a panel for each; the key is the attribute of :class:`Point` that varies.
+        file: where the picture goes.
+    """
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for workload, capacity in WORKLOADS:
-        points = [row for row in rows if row[:2] == (workload, capacity)]
-        tails = [ours.ttft_p99 / stock.ttft_p99 for *_, ours, stock in points]
-        hits = [ours.hit_rate for *_, ours, _ in points]
-        axes.plot(tails, hits, marker="o", label=f"{workload}, {capacity:,} tokens")
-        for (_, _, patience, _, _), tail, hit in zip(points, tails, hits, strict=True):
-            axes.annotate(f"{patience:g}", (tail, hit), xytext=(4, -11), textcoords="offset points")
-    axes.axvline(1.0, color="grey", linewidth=0.8)
-    axes.set_xlabel("p99 of the time to first token, ratio to stock")
-    axes.set_ylabel("hit rate")
-    axes.set_title("The option patience: what it buys, and what it costs")
-    axes.legend()
+    figure, panels = pyplot.subplots(
+        1, len(sweeps), figsize=(5 * len(sweeps), 4.2), sharey=True, layout="constrained"
+    )
+    for axes, (varied, points) in zip(panels, sweeps.items(), strict=True):
+        for workload in WORKLOADS:
+            line = [point for point in points if point.workload == workload]
+            tails = [point.run.ttft_p99 / point.stock.ttft_p99 for point in line]
+            hits = [point.run.hit_rate for point in line]
+            name, capacity = workload
+            axes.plot(tails, hits, marker="o", label=f"{name}, {capacity:,} tokens")
+            for point, tail, hit in zip(line, tails, hits, strict=True):
+                label = f"{getattr(point, varied):g}".replace("inf", "never")
+                axes.annotate(label, (tail, hit), xytext=(4, -11), textcoords="offset points")
+        axes.axvline(1.0, color="grey", linewidth=0.8)
+        axes.set_xlabel("p99 of the time to first token, ratio to stock")
+    panels[0].set_ylabel("hit rate")
+    panels[0].set_title("patience, an option")
+    panels[1].set_title("times the usual wait, then the oldest goes next")
+    panels[1].legend(loc="lower right")
     figure.savefig(file, dpi=120)
 
 
 def main() -> None:
     """Print the table; with an argument, plot to that file as well."""
     stock = {workload: replay("stock", *workload) for workload in track(WORKLOADS, "stock")}
-    rows = [
-        (
-            *workload,
-            patience,
-            replay(f'radix:{{"patience": {patience}}}', *workload),
-            stock[workload],
-        )
-        for workload, patience in track(
-            [(workload, patience) for workload in WORKLOADS for patience in PATIENCE], "radix"
-        )
-    ]
+    usual = RadixConfig().patience
+    sweeps = {
+        "patience": [
+            point
+            for patience in track(PATIENCE, "patience")
+            for point in measure(patience, lane.LATE, stock)
+        ],
+        "late": [point for late in track(LATE, "late") for point in measure(usual, late, stock)],
+    }
     console = Console()
     if not console.is_terminal:
         console.width = 110
-    console.print(table(rows))
+    for points in sweeps.values():
+        console.print(table(sorted(points, key=lambda point: WORKLOADS.index(point.workload))))
     if len(sys.argv) > 1:
-        plot(rows, Path(sys.argv[1]))
+        plot(sweeps, Path(sys.argv[1]))
 
 
 if __name__ == "__main__":
