@@ -16,7 +16,6 @@ from vllm.v1.request import Request
 from vllm_radix.cache.manager import RadixKVCacheManager
 from vllm_radix.scheduling.lane import Waiting
 from vllm_radix.scheduling.returns import ReturnEstimator
-from vllm_radix.scheduling.running_mean import RunningMean
 from vllm_radix.tree import Match, Node
 
 _LIKELY = 0.4
@@ -28,6 +27,9 @@ makespan by a tenth.
 
 _MAX_WANTED = 256
 """How many waiting requests, the first ones, have a claim to what is cached of them."""
+
+_SMOOTHING = 0.05
+"""Weight of a new observation in a running mean."""
 
 
 class OpenGate:
@@ -73,10 +75,13 @@ class AdmissionControl:
         """Seconds. Replaced where time is virtual."""
         self._returns = ReturnEstimator()
         self._started_at: dict[str, float] = {}
-        # Seconds from start to end, and tokens, of those that finished.
-        self._residence = RunningMean()
-        self._output = RunningMean()
+        self._mean_residence = 0.0
+        self._mean_output = 0.0
         self._num_free_tokens = 0.0
+        # Evictable tokens that only those before a request in the order are about to use; for one
+        # that has no claim, all that have.
+        self._num_tokens_ahead: dict[Waiting, int] = {}
+        self._num_claimed_tokens = 0
         # Requests that run and have whole blocks of tokens to compute still.
         self._prefilling: list[Request] = []
         # Since when somebody has been held for memory and nobody started.
@@ -92,8 +97,8 @@ class AdmissionControl:
         now = self.clock()
         started_at = self._started_at.pop(request.request_id, None)
         if started_at is not None:
-            self._residence.add(now - started_at)
-            self._output.add(request.num_output_tokens)
+            self._mean_residence = _smooth(self._mean_residence, now - started_at)
+            self._mean_output = _smooth(self._mean_output, request.num_output_tokens)
         if handle is not None and handle.parent is not None:
             self._returns.left(handle, request.session_id, now)
 
@@ -105,21 +110,26 @@ class AdmissionControl:
             pinned: what is kept in any case.
         """
         self._prefilling.clear()
+        self._num_tokens_ahead.clear()
         waiting = list(islice(ordered, _MAX_WANTED))
         if not waiting and not pinned and not self._is_told:
             return
         self._is_told = bool(waiting or pinned)
         kept = pinned
         if waiting:
-            kept = pinned + self._returns.expected(self.clock(), self._residence.value, _LIKELY)
-        readers = [entry for entry in waiting if entry.match is not None]
+            kept = pinned + self._returns.expected(self.clock(), self._mean_residence, _LIKELY)
+        claims = [entry.match for entry in waiting if entry.match is not None]
         # The first number is that of no match at all.
         covered = [0]
-        covered += self._manager.tree.want(kept + [entry.match for entry in readers])  # type: ignore[misc]
+        covered += self._manager.tree.want(kept + claims)  # type: ignore[operator]
         num_kept_blocks = covered[len(kept)]
         block_size = self._manager.block_size
-        for entry, num_blocks in zip(readers, covered[len(kept) :], strict=False):
-            entry.num_tokens_ahead = (num_blocks - num_kept_blocks) * block_size
+        ahead = [(num_blocks - num_kept_blocks) * block_size for num_blocks in covered[len(kept) :]]
+        self._num_claimed_tokens = ahead[-1]
+        num_claims = 0
+        for entry in waiting:
+            self._num_tokens_ahead[entry] = ahead[num_claims]
+            num_claims += entry.match is not None
         if waiting:
             num_free_blocks = self._manager.block_pool.get_num_free_blocks() - num_kept_blocks
             running = self._running()
@@ -136,7 +146,8 @@ class AdmissionControl:
 
         O(requests in prefill).
         """
-        num_free_tokens = self._num_free_tokens - waiting.num_tokens_ahead
+        num_tokens_ahead = self._num_tokens_ahead.get(waiting, self._num_claimed_tokens)
+        num_free_tokens = self._num_free_tokens - num_tokens_ahead
         if num_free_tokens <= 0 or self._need(waiting) > num_free_tokens:
             return not self._is_overdue() and self._is_busy()
         return (
@@ -157,7 +168,7 @@ class AdmissionControl:
         if self._held_since is None:
             self._held_since = self.clock()
         waited = self.clock() - self._held_since
-        return 0.0 < self._residence.value < waited
+        return 0.0 < self._mean_residence < waited
 
     def _need(self, waiting: Waiting) -> float:
         """Tokens of memory that the request will take beyond what is cached of it."""
@@ -170,5 +181,9 @@ class AdmissionControl:
         return num_prompt_left + self._output_left(request)
 
     def _output_left(self, request: Request) -> float:
-        expected = min(self._output.value, request.max_tokens)
+        expected = min(self._mean_output, request.max_tokens)
         return max(expected - request.num_output_tokens, 0)
+
+
+def _smooth(mean: float, value: float) -> float:
+    return mean + _SMOOTHING * (value - mean) if mean else value

@@ -9,14 +9,12 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
 from vllm.v1.request import Request, RequestStatus
-
-from vllm_radix.scheduling.running_mean import RunningMean
 
 WINDOW = 1024
 """How many waiting requests, the oldest, are ordered. Those behind them wait to become old."""
@@ -25,10 +23,9 @@ _MAX_PASSED_OVER = 64
 """How many held requests are passed over in search of one that is not."""
 
 LATE = 2.0
-"""How many times as long as is usual the oldest request waits before it is the next to be tried.
+"""How many times as long as is usual, in admissions, a request waits before it is late.
 
-Measured with ``python -m benchmarks.patience``: from 1 to 3 nothing but noise differs; beyond, the
-tail grows by more than the hit rate.
+``python -m benchmarks.patience`` measures other values.
 """
 
 
@@ -90,14 +87,14 @@ class Waiting:
         priority: its lane: lower is more important; 0 for all unless vLLM schedules by priority.
         arrival: its place in the order of arrival, whatever happened to it since.
         is_resumed: it was admitted before, and lost its blocks again.
-        arrived_after: admissions of its lane before it arrived.
+        arrived_after: the lane's ``num_admitted`` when it arrived.
+        waited_before: the lane's ``num_waited`` when it arrived.
         deadline: by which admission of its lane it has to be admitted.
         match: its longest cached prefix when the queue looked last.
         lacks: what would have to be cached for that to be longer.
         cohort: where that ends for the purpose of the order: those of one cohort go together.
         is_ordered: it is in the window.
         rank: sorts the requests in the window.
-        num_tokens_ahead: evictable tokens that only those ahead of it are about to use.
     """
 
     request: Request
@@ -105,13 +102,13 @@ class Waiting:
     arrival: int
     is_resumed: bool = False
     arrived_after: int = 0
+    waited_before: int = 0
     deadline: float = 0.0
     match: CachedPrefix | None = None
     lacks: Hashable = None
     cohort: Any = None
     is_ordered: bool = False
     rank: tuple[int, int, int, int] = (0, 0, 0, 0)
-    num_tokens_ahead: int = 0
 
     @property
     def num_cached_tokens(self) -> int:
@@ -209,7 +206,8 @@ class Lane:
         arrivals: the others, in the order of arrival.
         ordered: the oldest of these, up to the window, by rank: the longest cached prefix first;
             then the fewest items to encode; then by cohort, the most senior first; then by arrival.
-        num_admitted: how many of the lane were admitted so far.
+        num_admitted: how many were admitted so far.
+        num_waited: how many were waiting at each of these admissions, all added up.
     """
 
     def __init__(self, probe: Probe, gate: Gate, encoder: Encoder, patience: float) -> None:
@@ -217,8 +215,6 @@ class Lane:
         self._gate = gate
         self._encoder = encoder
         self._patience = patience
-        # How many wait, the admitted one included, whenever one is admitted.
-        self._length = RunningMean()
         self._deadlines = Deadlines()
         self._branches: dict[Any, _Branch] = {}
         self._cohorts: dict[Any, _Cohort] = {}
@@ -228,6 +224,7 @@ class Lane:
         self.arrivals: list[Waiting] = []
         self.ordered: list[Waiting] = []
         self.num_admitted = 0
+        self.num_waited = 0
 
     def __bool__(self) -> bool:
         return bool(self.resumed or self.arrivals)
@@ -285,7 +282,7 @@ class Lane:
     def on_admitted(self, admitted: Waiting) -> None:
         """Count an admission; those that lacked the same as the admitted one have it now."""
         self.num_admitted += 1
-        self._length.add(len(self.arrivals) + 1)
+        self.num_waited += len(self.arrivals) + 1
         branch = self._branches.get(_node(admitted.match))
         group = branch.groups.get(admitted.lacks) if branch is not None else None
         if group is not None:
@@ -302,24 +299,21 @@ class Lane:
         urgent = self._deadlines.urgent(self.num_admitted)
         if urgent is not None:
             return urgent
-        late = self._late()
-        if late is not None and not self._gate.is_held(late):
-            return late
-        candidates = islice(self.ordered if by_prefix else self.arrivals, _MAX_PASSED_OVER)
+        late = filter(self._is_late, islice(self.arrivals, _MAX_PASSED_OVER))
+        others = islice(self.ordered if by_prefix else self.arrivals, _MAX_PASSED_OVER)
+        candidates = chain(late, others)
         return next((entry for entry in candidates if not self._gate.is_held(entry)), None)
 
-    def _late(self) -> Waiting | None:
-        """The oldest request, if it has waited for much longer than is usual.
+    def _is_late(self, entry: Waiting) -> bool:
+        """Whether the request has waited for much longer than is usual.
 
-        Counted in admissions, since seconds would make everybody late in overload. The usual wait
-        is the length of the queue (Little, 1961: as many arrive while a request waits as are
-        admitted).
+        Counted in admissions, since seconds would make everybody late in overload. Usual is what
+        Little's law (1961) says of any order: as many admissions as requests waited, on average
+        over the time that this one did.
         """
-        if not self.arrivals:
-            return None
-        oldest = self.arrivals[0]
-        waited = self.num_admitted - oldest.arrived_after
-        return oldest if waited > LATE * self._length.value else None
+        num_admitted = self.num_admitted - entry.arrived_after
+        num_waited = self.num_waited - entry.waited_before
+        return num_admitted**2 > LATE * num_waited
 
     def _state(self, node: Any) -> object:
         # There is no node for those that may not read the cache, and nothing changes for them.

@@ -19,7 +19,7 @@ _ADMITTED = (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
 
 
 class PrefixAffinityQueue(RequestQueue):
-    """Gives out the resumed requests first, then by cached prefix, and nobody too late.
+    """Gives out the resumed requests first, then who is late, then by cached prefix.
 
     Args:
         probe: says what is cached of a request.
@@ -173,6 +173,7 @@ class PrefixAffinityQueue(RequestQueue):
             self._num_arrived,
             is_resumed,
             arrived_after=lane.num_admitted,
+            waited_before=lane.num_waited,
             deadline=lane.next_deadline(),
         )
 
