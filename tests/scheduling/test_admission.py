@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request
 
+from vllm_radix.scheduling import admission
+
 from .engine import Engine
 from .factory import lora, make_request, make_scheduler, sliding_window
 
@@ -235,6 +237,25 @@ def test_who_waits_for_an_adapter_that_is_reloaded_has_nothing_cached_any_more()
     server.scheduler.on_adapter_reloaded(1)
     server.step()
     assert [w.request.request_id for w in server.scheduler.waiting.ordered()] == ["good", "stale"]
+
+
+@pytest.mark.parametrize("num_tokens, is_held", [(40, True), (16, False)])
+def test_who_is_far_back_is_held_for_all_who_have_a_claim(
+    monkeypatch: pytest.MonkeyPatch, num_tokens: int, is_held: bool
+) -> None:
+    """Of 24 blocks, 12 are cached for the first that waits, and about 5 in use."""
+    monkeypatch.setattr(admission, "_MAX_WANTED", 1)
+    server = Server(24, max_num_seqs=1)
+    server.engine.generate(make_request([1] * 48, max_tokens=1))
+    server.add("running", [8] * 16, max_tokens=20)
+    server.step()
+    server.add("warm", [1] * 48 + [2], max_tokens=1)
+    server.add("cold", [9] * num_tokens, max_tokens=1)
+    server.step(2)
+    warm, cold = server.scheduler.waiting.ordered()
+    assert [warm.request.request_id, cold.request.request_id] == ["warm", "cold"]
+    assert not server.scheduler.admission.is_held(warm)
+    assert server.scheduler.admission.is_held(cold) is is_held
 
 
 def test_nobody_is_held_while_nothing_runs() -> None:

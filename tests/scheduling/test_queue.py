@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of the waiting queue, and its bound."""
 
+import math
 import random
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -554,6 +555,26 @@ class TestBound:
             order.append(bench.admit())
         assert order[1] == "skipped"
 
+    def test_those_that_are_skipped_make_nobody_else_late(self) -> None:
+        """Ten wait for their adapter when another one comes: it may be the 22nd."""
+        bench = Bench(patience=2.0)
+        blocked = [f"blocked {number}" for number in range(10)]
+        for name in blocked:
+            bench.add(name)
+        bench.add("cold")
+        bench.gate.names = {"cold"}
+        bench.wait()
+        order = []
+        for number in range(40):
+            bench.add(f"warm {number}", prefix(4))
+            skipped = []
+            while bench.queue.peek_request().request_id in blocked and number < 20:
+                skipped.append(bench.skip())
+            order.append(bench.admit())
+            bench.queue.prepend_requests(skipped)
+            bench.step()
+        assert order.index("cold") < 22
+
     def test_an_urgent_request_is_not_held(self) -> None:
         bench = Bench(patience=2.0)
         bench.add("cold")
@@ -574,6 +595,7 @@ class TestBound:
                 st.tuples(st.just("admit"), st.integers(0, 2), st.just("")),
                 st.tuples(st.just("preempt"), st.integers(0, 99), st.just("")),
                 st.tuples(st.just("step"), st.just(0), st.just("")),
+                st.tuples(st.just("skip"), st.just(0), st.just("")),
                 st.tuples(st.just("abort"), st.integers(0, 99), st.just("")),
                 st.tuples(st.just("hold"), st.integers(0, 99), st.just("")),
                 st.tuples(st.just("evict"), st.integers(0, 99), st.just("")),
@@ -586,13 +608,15 @@ class TestBound:
     ) -> None:
         """With n ahead at its arrival, after at most patience * (n + 1) admissions.
 
-        Whatever becomes of those that are admitted; that resumed ones go first does not count.
+        Whatever becomes of those that are admitted; that resumed ones go first does not count. Who
+        is skipped may be late, and nobody else for its sake.
         """
         bench = Bench(patience=patience)
         running: list[Request] = []
         finishing: list[Request] = []
         waiting: dict[str, Request] = {}
         latest: dict[str, float] = {}
+        skipped: list[Request] = []
         num_admitted = 0
 
         def admit(outcome: int = 0) -> None:
@@ -604,19 +628,27 @@ class TestBound:
             if name in waiting:
                 num_admitted += 1
                 del waiting[name]
-                assert num_admitted <= latest.pop(name)
+                assert num_admitted <= latest.pop(name, math.inf)
             if outcome == 1:
                 request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
             else:
                 (finishing if outcome == 2 else running).append(request)
 
+        def put_back() -> None:
+            while skipped:
+                bench.queue.prepend_request(skipped.pop())
+
         def step() -> None:
+            put_back()
             for request in finishing:
                 request.status = RequestStatus.FINISHED_STOPPED
             finishing.clear()
             bench.step()
 
         for number, (action, value, node) in enumerate(actions):
+            if action not in ("admit", "skip"):
+                # Nothing else happens while vLLM goes through the queue.
+                put_back()
             names = list(waiting)
             name = names[value % len(names)] if names else ""
             if action == "arrive":
@@ -632,15 +664,18 @@ class TestBound:
                 preempted = running.pop(value % len(running))
                 preempted.status = RequestStatus.PREEMPTED
                 bench.queue.prepend_request(preempted)
+            elif action == "skip" and bench.queue:
+                skipped.append(bench.skip())
+                latest.pop(skipped[-1].request_id, None)
             elif names and action == "abort":
                 bench.queue.remove_request(waiting.pop(name))
-                del latest[name]
+                latest.pop(name, None)
             elif names and action == "hold":
                 bench.gate.names ^= {name}
             elif names and action == "evict":
                 bench.cached[name] = NOTHING
-        assert {request.request_id for request in bench.queue} >= waiting.keys()
         bench.gate.names.clear()
-        bench.step()
+        step()
+        assert {request.request_id for request in bench.queue} >= waiting.keys()
         while waiting:
             admit()

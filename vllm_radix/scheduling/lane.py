@@ -87,6 +87,7 @@ class Waiting:
         priority: its lane: lower is more important; 0 for all unless vLLM schedules by priority.
         arrival: its place in the order of arrival, whatever happened to it since.
         is_resumed: it was admitted before, and lost its blocks again.
+        is_given: it was given out to be admitted, or to be skipped and come back.
         arrived_after: the lane's ``num_admitted`` when it arrived.
         waited_before: the lane's ``num_waited`` when it arrived.
         deadline: by which admission of its lane it has to be admitted.
@@ -101,6 +102,7 @@ class Waiting:
     priority: int
     arrival: int
     is_resumed: bool = False
+    is_given: bool = False
     arrived_after: int = 0
     waited_before: int = 0
     deadline: float = 0.0
@@ -163,7 +165,10 @@ class _Cohort:
 
 
 class Deadlines:
-    """Requests in the order of their deadlines, and whether the first one is urgent."""
+    """Requests in the order of their deadlines, and which of them is urgent.
+
+    Those that are given out count until they are admitted: who is skipped needs a turn later.
+    """
 
     def __init__(self) -> None:
         self._entries: list[Waiting] = []
@@ -182,12 +187,13 @@ class Deadlines:
         del self._entries[at], self._admissions[at]
 
     def urgent(self, num_admitted: int) -> Waiting | None:
-        """The request with the first deadline, if some deadline needs all admissions from now on.
+        """Who goes next, if some deadline needs all admissions from now on.
 
         The j-th deadline must never be nearer than j admissions. A new request keeps that: its
         deadline is at least as many admissions away as there are requests, and those with later
         ones have a distance to spare. An admission keeps it if none was that near, or if it is the
-        one of the first deadline.
+        one of the first deadline. If that one is given out already, the next one goes that is not,
+        up to the last deadline that is so near.
         """
         if not self._entries:
             return None
@@ -195,7 +201,10 @@ class Deadlines:
         if number > len(self._places):
             self._places = np.arange(1, 2 * number + 1)
         distances = np.frombuffer(self._admissions) - num_admitted
-        return self._entries[0] if (distances - self._places[:number]).min() < 1 else None
+        near = np.flatnonzero(distances - self._places[:number] < 1)
+        if not len(near):
+            return None
+        return next((e for e in self._entries[: near[-1] + 1] if not e.is_given), None)
 
 
 class Lane:
@@ -241,14 +250,24 @@ class Lane:
         return self.num_admitted + self._patience * (len(self.arrivals) + 1)
 
     def add(self, entry: Waiting) -> None:
+        """Take in a request that arrives, or one that was given out and comes back."""
         insort(self.arrivals, entry, key=_arrival)
-        self._deadlines.add(entry)
+        if entry.is_given:
+            entry.is_given = False
+        else:
+            self._deadlines.add(entry)
         if len(self.arrivals) <= WINDOW or entry.arrival <= self.arrivals[WINDOW - 1].arrival:
             self._place(entry, self._probe.find(entry.request))
 
     def remove(self, entry: Waiting) -> None:
-        _discard(self.arrivals, entry, _arrival)
+        """Forget a request that waits."""
+        self.give(entry)
         self._deadlines.discard(entry)
+
+    def give(self, entry: Waiting) -> None:
+        """A request is given out; it comes back, or is admitted."""
+        entry.is_given = True
+        _discard(self.arrivals, entry, _arrival)
         if entry.is_ordered:
             self._displace(entry)
 
@@ -281,6 +300,7 @@ class Lane:
 
     def on_admitted(self, admitted: Waiting) -> None:
         """Count an admission; those that lacked the same as the admitted one have it now."""
+        self._deadlines.discard(admitted)
         self.num_admitted += 1
         self.num_waited += len(self.arrivals) + 1
         branch = self._branches.get(_node(admitted.match))

@@ -143,11 +143,13 @@ class PrefixAffinityQueue(RequestQueue):
             lane.add(entry)
         self._is_front_known = False
 
-    def _remove(self, entry: Waiting) -> None:
+    def _remove(self, entry: Waiting, is_given: bool = False) -> None:
         del self._entries[entry.request.request_id]
         lane = self._lanes[entry.priority]
         if entry.is_resumed:
             lane.resumed.remove(entry)
+        elif is_given:
+            lane.give(entry)
         else:
             lane.remove(entry)
         self._is_front_known = False
@@ -191,7 +193,7 @@ class PrefixAffinityQueue(RequestQueue):
         front = self._choose()
         if front is None:
             raise IndexError("pop from a queue that gives out nothing")
-        self._remove(front)
+        self._remove(front, is_given=True)
         self._given[front.request.request_id] = self._last_given = front
         return front.request
 
