@@ -4,9 +4,9 @@
     python -m benchmarks.patience [PNG]
 
 Replays ``batch`` and ``agents`` (see ``vllm-radix replay``) on stock and on the affinity queue,
-with several values of the option ``patience`` and of how late the oldest request goes next, prints
-means over three seeds as ratios to stock, and plots both trade-offs. Takes a few minutes; no model
-runs.
+with several values of the option ``patience`` and of how long a request waits before it is late,
+prints means over three seeds as ratios to stock, and plots both trade-offs. Takes ten minutes; no
+model runs.
 """
 
 import logging
@@ -39,6 +39,10 @@ WORKLOADS = (("batch", 60_000), ("agents", 100_000), ("agents", 200_000))
 PATIENCE = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
 LATE = (1.0, 1.5, 2.0, 3.0, 4.0, math.inf)
 SEEDS = (0, 1, 2)
+_TITLES = {
+    "patience": "the option patience",
+    "late": "times the usual wait until a request is late",
+}
 COST = CostModel(6e-3, 40e-6, 20e-6, 0.4e-9)
 
 
@@ -70,8 +74,9 @@ class Point:
     """What the queue makes of a workload with one pair of values.
 
     Attributes:
+        workload: its name, and the capacity in tokens.
         patience: the option.
-        late: how many times as long as is usual the oldest waits before it goes next.
+        late: how many times as long as is usual a request waits before it is late.
         run: means over the seeds.
         stock: the same of stock.
     """
@@ -121,7 +126,7 @@ def plot(sweeps: dict[str, Sequence[Point]], file: Path) -> None:
     """Hit rate against the tail of the time to first token, a line for each workload.
 
     Args:
-        sweeps: a panel for each; the key is the attribute of :class:`Point` that varies.
+        sweeps: a panel for each, ``patience`` and ``late``: what varies.
         file: where the picture goes.
     """
     matplotlib.use("Agg")
@@ -142,9 +147,8 @@ def plot(sweeps: dict[str, Sequence[Point]], file: Path) -> None:
                 axes.annotate(label, (tail, hit), xytext=(4, -11), textcoords="offset points")
         axes.axvline(1.0, color="grey", linewidth=0.8)
         axes.set_xlabel("p99 of the time to first token, ratio to stock")
+        axes.set_title(_TITLES[varied])
     panels[0].set_ylabel("hit rate")
-    panels[0].set_title("patience, an option")
-    panels[1].set_title("times the usual wait, then the oldest goes next")
     panels[1].legend(loc="lower right")
     figure.savefig(file, dpi=120)
 

@@ -319,7 +319,8 @@ class Lane:
         urgent = self._deadlines.urgent(self.num_admitted)
         if urgent is not None:
             return urgent
-        late = filter(self._is_late, islice(self.arrivals, _MAX_PASSED_OVER))
+        # Those behind one that is not late can be so only if the queue shrank meanwhile.
+        late = takewhile(self._is_late, islice(self.arrivals, _MAX_PASSED_OVER))
         others = islice(self.ordered if by_prefix else self.arrivals, _MAX_PASSED_OVER)
         candidates = chain(late, others)
         return next((entry for entry in candidates if not self._gate.is_held(entry)), None)
