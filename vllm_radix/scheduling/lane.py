@@ -201,10 +201,11 @@ class Deadlines:
         if number > len(self._places):
             self._places = np.arange(1, 2 * number + 1)
         distances = np.frombuffer(self._admissions) - num_admitted
-        near = np.flatnonzero(distances - self._places[:number] < 1)
-        if not len(near):
+        slack = distances - self._places[:number]
+        if slack.min() >= 1:
             return None
-        return next((e for e in self._entries[: near[-1] + 1] if not e.is_given), None)
+        last = np.flatnonzero(slack < 1)[-1]
+        return next((e for e in self._entries[: last + 1] if not e.is_given), None)
 
 
 class Lane:
