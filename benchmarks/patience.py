@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from unittest.mock import patch
 
@@ -157,13 +158,16 @@ def main() -> None:
     """Print the table; with an argument, plot to that file as well."""
     stock = {workload: replay("stock", *workload) for workload in track(WORKLOADS, "stock")}
     usual = RadixConfig().patience
+    values = {
+        "patience": [(patience, lane.LATE) for patience in PATIENCE],
+        "late": [(usual, late) for late in LATE],
+    }
+    # The usual pair is in both.
+    pairs = list(dict.fromkeys(chain.from_iterable(values.values())))
+    measured = {pair: measure(*pair, stock) for pair in track(pairs, "radix")}
     sweeps = {
-        "patience": [
-            point
-            for patience in track(PATIENCE, "patience")
-            for point in measure(patience, lane.LATE, stock)
-        ],
-        "late": [point for late in track(LATE, "late") for point in measure(usual, late, stock)],
+        varied: [point for pair in line for point in measured[pair]]
+        for varied, line in values.items()
     }
     console = Console()
     if not console.is_terminal:

@@ -113,6 +113,16 @@ class Bench:
         """As the scheduler does with what it may not run in this step."""
         return self.queue.pop_request()
 
+    def admit_while_warm_ones_arrive(self, number: int) -> list[str]:
+        """Another request with a cached prefix arrives before each admission."""
+        order = []
+        for count in range(number):
+            self.add(f"warm {count}", prefix(4))
+            self.wait()
+            order.append(self.admit())
+            self.step()
+        return order
+
     def admit_all(self) -> list[str]:
         order = []
         while self.queue:
@@ -421,27 +431,15 @@ class TestLate:
     def test_the_oldest_is_overtaken_twice_as_often_as_requests_wait(self) -> None:
         bench = Bench()
         bench.add("cold")
-        order = []
-        for number in range(9):
-            bench.add(f"warm {number}", prefix(4))
-            bench.wait()
-            # Two wait whenever one is admitted.
-            order.append(bench.admit())
-            bench.step()
-        assert order.index("cold") == 5
+        # Two wait whenever one is admitted.
+        assert bench.admit_while_warm_ones_arrive(9).index("cold") == 5
 
     def test_the_longer_the_queue_the_later(self) -> None:
         bench = Bench()
         bench.add("cold")
         for number in range(8):
             bench.add(f"early {number}", prefix(4))
-        order = []
-        for number in range(30):
-            bench.add(f"warm {number}", prefix(4))
-            bench.wait()
-            order.append(bench.admit())
-            bench.step()
-        assert order.index("cold") == 21
+        assert bench.admit_while_warm_ones_arrive(30).index("cold") == 21
 
     def test_in_a_burst_nobody_is_late(self) -> None:
         bench = Bench()
@@ -470,13 +468,8 @@ class TestLate:
         bench.add("large")
         bench.add("cold")
         bench.gate.names = {"large"}
-        order = []
-        for number in range(12):
-            bench.add(f"warm {number}", prefix(4))
-            bench.wait()
-            order.append(bench.admit())
-            bench.step()
         # Three wait whenever one is admitted.
+        order = bench.admit_while_warm_ones_arrive(12)
         assert order.index("cold") == 7
         assert "large" not in order
 

@@ -79,7 +79,7 @@ class AdmissionControl:
         self._mean_output = 0.0
         self._num_free_tokens = 0.0
         # Evictable tokens that only those before a request in the order are about to use; for one
-        # that has no claim, all that have.
+        # that stands behind all of these, what they are about to use together.
         self._num_tokens_ahead: dict[Waiting, int] = {}
         self._num_claimed_tokens = 0
         # Requests that run and have whole blocks of tokens to compute still.

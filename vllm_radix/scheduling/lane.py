@@ -262,12 +262,15 @@ class Lane:
 
     def remove(self, entry: Waiting) -> None:
         """Forget a request that waits."""
-        self.give(entry)
+        self._take_out(entry)
         self._deadlines.discard(entry)
 
     def give(self, entry: Waiting) -> None:
         """A request is given out; it comes back, or is admitted."""
+        self._take_out(entry)
         entry.is_given = True
+
+    def _take_out(self, entry: Waiting) -> None:
         _discard(self.arrivals, entry, _arrival)
         if entry.is_ordered:
             self._displace(entry)
