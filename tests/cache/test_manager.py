@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduling.factory import (
     BLOCK_SIZE,
     full_attention,
@@ -230,6 +232,36 @@ def test_embeddings_are_shared_if_they_are_equal() -> None:
     changed[5] += 1
     assert run(manager, make_request(None, prompt_embeds=changed)) == 4
     assert run(manager, make_request([0] * 12)) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 22), st.integers(1, 12)), max_size=4),
+    st.lists(st.integers(0, 33), max_size=3),
+    st.integers(1, 30),
+    st.booleans(),
+)
+def test_a_request_goes_on_where_vllm_can(
+    spans: list[tuple[int, int]], forks: list[int], longest: int, token_granular: bool
+) -> None:
+    """Inside no item, or between two blocks inside one item that no other lies over."""
+    items = [image(f"item {i}", *span) for i, span in enumerate(sorted(spans))]
+
+    def can_go_on(at: int) -> bool:
+        around = sum(offset < at < offset + length for offset, length in spans)
+        return around == 0 or (around == 1 and at % BLOCK_SIZE == 0)
+
+    manager = make_manager(radix_config=RadixConfig(token_granular=token_granular))
+    prompt = [9] * 34
+    run(manager, make_request(prompt, mm_features=items))
+    for at in forks:
+        others = [item for item in items if item.mm_position.offset < at]
+        run(manager, make_request([*prompt[:at], 7], mm_features=others))
+    blocks, num_hit, _ = manager.get_computed_blocks(
+        make_request(prompt, mm_features=items), longest
+    )
+    step = 1 if token_granular else BLOCK_SIZE
+    assert num_hit == max(filter(can_go_on, range(0, longest + 1, step)))
+    assert len(blocks.blocks[0]) == num_hit // BLOCK_SIZE
 
 
 # ---------------------------------------------------------------------- room

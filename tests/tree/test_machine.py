@@ -366,7 +366,7 @@ class TreeMachine(RuleBasedStateMachine):
     def admit(self, namespace: Namespace, tokens: Tokens, priority: int, fewer: int = 0) -> int:
         match = self.tree.match(Key.of(tokens, namespace))
         assert match.num_tokens == self.model.match(namespace, tokens)
-        self.check_source(match, tokens)
+        self.check_sources(match, tokens)
         num_blocks = max(0, match.num_tokens // self.block_size - fewer)
         path = self.model.path(namespace, tokens, num_blocks)
         locked = self.model.locked()
@@ -379,15 +379,15 @@ class TreeMachine(RuleBasedStateMachine):
         self.enrol(handle, node, priority)
         return handle
 
-    def check_source(self, match: Match, tokens: Tokens) -> None:
-        """Where a match ends inside a block, some block must hold that end."""
-        num_blocks, num_tokens_inside = divmod(match.num_tokens, self.block_size)
-        if num_tokens_inside:
-            source = self.tree.block_after(match, num_blocks)
+    def check_sources(self, match: Match, tokens: Tokens) -> None:
+        """Wherever a request goes on, some block must hold what the match has of that block."""
+        for start in range(0, match.num_tokens, self.block_size):
+            source = self.tree.block_after(match, start // self.block_size)
             assert source is not None
             part = self.model.cached[source]
-            assert part.prefix()[: match.num_tokens] == tokens[: match.num_tokens]
-            assert len(part.path()) == num_blocks + 1
+            end = min(start + self.block_size, match.num_tokens)
+            assert part.prefix()[:end] == tokens[:end]
+            assert len(part.path()) == start // self.block_size + 1
 
     def lock(self, match: Match, namespace: Namespace, num_blocks: int, priority: int) -> Node:
         if num_blocks == 0:

@@ -105,6 +105,7 @@ class TestWhereBlocksAre:
         assert pool.tree.block_after(pool.match(LONG[:7]), 1) == 1
         assert pool.tree.block_after(pool.match(FORK[:7]), 1) == 3
         assert pool.tree.block_after(pool.match([1, 2]), 0) == 0
+        assert pool.tree.block_after(pool.match(FORK[:7]), 0) == 0
         # Six tokens are in blocks 1 and 3 alike.
         assert pool.tree.block_after(pool.match([1, 2, 3, 4, 5, 6, 0, 0]), 1) in (1, 3)
 

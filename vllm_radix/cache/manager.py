@@ -438,14 +438,21 @@ class RadixKVCacheManager(KVCacheManager):
             return self.empty_kv_cache_blocks, 0, 0
         if max_cache_hit_length is not None:
             match = self._tree.match(self._keys.key(request), max_cache_hit_length)
-        block_size = self._group.block_size
-        num_blocks = match.num_tokens // block_size
+        num_blocks = match.num_tokens // self._group.block_size
         if self._group.use_eagle and num_blocks:
             # The drafter needs the hidden states of the last block: compute it again.
             num_blocks -= 1
-        ids = self._tree.path_blocks(match.node, num_blocks)
-        matched = MatchedBlocks(self._pool, ids, match, request)
-        num_tokens = self._choose_source(matched)
+        while True:
+            ids = self._tree.path_blocks(match.node, num_blocks)
+            matched = MatchedBlocks(self._pool, ids, match, request)
+            num_tokens = self._choose_source(matched)
+            starts = _starts_of_items_around(request, num_tokens)
+            if len(starts) < 2:
+                break
+            # Inside one item vLLM goes on at a new block as at a new chunk of a prompt. Where items
+            # lie over one another, as a video and its sound do, it may take the outputs of their
+            # encoders for one another.
+            num_blocks = max(starts) // self._group.block_size
         if not num_tokens:
             return self.empty_kv_cache_blocks, 0, 0
         blocks = RadixKVCacheBlocks((matched,))
@@ -498,12 +505,10 @@ class RadixKVCacheManager(KVCacheManager):
         source = self._group.source_after(matched)
         if source is None:
             return num_full
-        num_tokens = source.end
-        for feature in request.mm_features:
-            # Not every model can go on inside an item.
-            position = feature.mm_position
-            if position.offset < num_tokens < position.offset + position.length:
-                num_tokens = max(position.offset, num_full)
+        num_tokens = min(source.end, num_full + block_size)
+        # Not every model can go on at any token inside an item.
+        while num_tokens > num_full and (starts := _starts_of_items_around(request, num_tokens)):
+            num_tokens = max(*starts, num_full)
         if num_tokens - num_full < self._min_partial_tokens:
             return num_full
         matched.source = source._replace(end=num_tokens)
@@ -652,6 +657,12 @@ class RadixKVCacheManager(KVCacheManager):
         super().new_step_starts()
         if self._check_every_step:
             self._pool.check()
+
+
+def _starts_of_items_around(request: Request, num_tokens: int) -> list[int]:
+    """Where the items begin inside which the first ``num_tokens`` tokens end. O(items)."""
+    positions = (feature.mm_position for feature in request.mm_features)
+    return [p.offset for p in positions if p.offset < num_tokens < p.offset + p.length]
 
 
 @contextmanager

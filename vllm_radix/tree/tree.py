@@ -165,14 +165,16 @@ class RadixTree:
         return cell[0] if cell else None
 
     def block_after(self, match: Match, num_blocks: int) -> int | None:
-        """A block with the tokens of a match that its first ``num_blocks`` full blocks lack.
+        """The block of a match that comes after its first ``num_blocks``, full or not; or None.
 
         That is the block to copy for a request that goes on inside it. If the match ends where a
         node's children part inside the block, each of them has all of those tokens in a copy of
-        its own, and the child that has been there longest is asked. O(1) but for nodes that end
-        inside the same block.
+        its own, and the child that has been there longest is asked. O(1) for the last block of a
+        match, but for nodes that end inside it; O(path) for others.
         """
         node = match.node
+        while node.parent is not None and node.start // self.block_size > num_blocks:
+            node = node.parent
         while True:
             index = num_blocks - node.start // self.block_size
             if index < len(node.blocks):
