@@ -10,11 +10,11 @@ each step did.
 import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from unittest.mock import patch
 
 import torch
@@ -31,7 +31,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from .images import IMAGE_TOKEN, Picture, prompt_with_pictures
+from .models import ITEM
 
 # vLLM's worker disables this function, and numba resets what it does.
 _set_num_threads = torch.set_num_threads
@@ -68,11 +68,22 @@ TOP_LOGPROBS = 5  # logprobs kept per generated token
 MAX_STEPS = 20_000
 
 
+class Item(Protocol):
+    """What may stand in a prompt beside tokens: an image, say."""
+
+    def layout(self) -> Sequence[Hashable]:
+        """What is embedded at each position of its span; None where a token stands."""
+
+    @staticmethod
+    def prompt(tokens: Sequence[int], items: Sequence[Any]) -> dict[str, Any]:
+        """What vLLM takes for a prompt in which an `ITEM` stands for each of `items`."""
+
+
 @dataclass(frozen=True)
 class Ask:
     """One request: a prompt as token ids, and the parts of a vLLM request that the tests vary.
 
-    An `IMAGE_TOKEN` in the prompt stands for each of the pictures.
+    An `ITEM` in the prompt stands for each of the items, which are of one type.
     """
 
     prompt: tuple[int, ...]
@@ -86,16 +97,16 @@ class Ask:
     prompt_logprobs: int | None = None
     skip_reading: bool | None = None
     structure: StructuredOutputsParams | None = None
-    pictures: tuple[Picture, ...] = ()
+    items: tuple[Item, ...] = ()
 
     def positions(self) -> tuple[Any, ...]:
-        """What stands at each position that the model sees: a token, or a part of a picture."""
-        pictures = iter(self.pictures)
+        """What stands at each position that the model sees: a token, or a part of an item."""
+        items = iter(self.items)
         found: list[Any] = []
         for token in self.prompt:
-            if token == IMAGE_TOKEN:
-                picture = next(pictures)
-                found += [(picture, part) for part in range(len(picture.layout()))]
+            if token == ITEM:
+                item = next(items)
+                found += [(item, part) for part in range(len(item.layout()))]
             else:
                 found.append(token)
         return tuple(found)
@@ -296,8 +307,8 @@ class Engine:
         """Queue a request; return its id."""
         request_id = request_id or f"{self.kind}-{next(self._ids)}"
         prompt: dict[str, Any] = {"prompt_token_ids": list(ask.prompt)}
-        if ask.pictures:
-            prompt = prompt_with_pictures(ask.prompt, ask.pictures)
+        if ask.items:
+            prompt = ask.items[0].prompt(ask.prompt, ask.items)
         if ask.salt is not None:
             prompt["cache_salt"] = ask.salt
         self.llm.add_request(

@@ -16,10 +16,7 @@ from vllm.inputs.engine import MultiModalInput, mm_input
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-from .models import HIDDEN, TILE_SIDE, TILE_TOKENS, VOCAB_SIZE
-
-IMAGE_TOKEN = VOCAB_SIZE
-"""Stands for an image in a prompt; special tokens come after those of the Llama."""
+from .models import HIDDEN, ITEM, TILE_SIDE, TILE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -39,15 +36,15 @@ class Picture:
         rows, columns = (ceil(2 * side / longest) for side in (self.height, self.width))
         return rows, columns
 
-    def layout(self) -> list[bool]:
-        """For each position of its span, whether an embedding stands there, or a token."""
+    def layout(self) -> list["Picture | None"]:
+        """For each position of its span, whether it is embedded there, or a token stands there."""
         rows, columns = self.tiles
         num_tiles = rows * columns + 1
         if self.embedded:
-            return [True] * (num_tiles * TILE_TOKENS)
-        tile = [False, False] + [True] * TILE_TOKENS
-        row = tile * columns + [False]
-        return [*row * rows, False, *tile, False]
+            return [self] * (num_tiles * TILE_TOKENS)
+        tile = [None, None] + [self] * TILE_TOKENS
+        row = tile * columns + [None]
+        return [*row * rows, None, *tile, None]
 
     def pixels(self) -> Image.Image:
         rng = np.random.default_rng(self.seed)
@@ -65,16 +62,16 @@ class Picture:
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randn(len(self.layout()), HIDDEN, generator=generator)
 
-
-def prompt_with_pictures(prompt: Sequence[int], pictures: Sequence[Picture]) -> dict[str, Any]:
-    """What vLLM takes for a prompt in which an `IMAGE_TOKEN` stands for each of `pictures`."""
-    if pictures[0].embedded:
-        return dict(_with_embeddings(prompt, pictures))
-    return {
-        "prompt_token_ids": list(prompt),
-        "multi_modal_data": {"image": [picture.pixels() for picture in pictures]},
-        "multi_modal_uuids": {"image": [picture.identifier for picture in pictures]},
-    }
+    @staticmethod
+    def prompt(tokens: Sequence[int], pictures: Sequence["Picture"]) -> dict[str, Any]:
+        """What vLLM takes for a prompt in which an `ITEM` stands for each of `pictures`."""
+        if pictures[0].embedded:
+            return dict(_with_embeddings(tokens, pictures))
+        return {
+            "prompt_token_ids": list(tokens),
+            "multi_modal_data": {"image": [picture.pixels() for picture in pictures]},
+            "multi_modal_uuids": {"image": [picture.identifier for picture in pictures]},
+        }
 
 
 def _with_embeddings(prompt: Sequence[int], pictures: Sequence[Picture]) -> MultiModalInput:
@@ -84,12 +81,12 @@ def _with_embeddings(prompt: Sequence[int], pictures: Sequence[Picture]) -> Mult
     places, hashes, items = [], [], []
     waiting = iter(pictures)
     for token in prompt:
-        if token != IMAGE_TOKEN:
+        if token != ITEM:
             tokens.append(token)
             continue
         embeddings = next(waiting).embeddings()
         places.append(PlaceholderRange(offset=len(tokens), length=len(embeddings)))
-        tokens += [IMAGE_TOKEN] * len(embeddings)
+        tokens += [ITEM] * len(embeddings)
         hashes.append(MultiModalHasher.hash_kwargs("blake3", image=embeddings))
         items += MultiModalKwargsItems.from_hf_inputs(
             BatchFeature({"image_embeds": embeddings[None]}),

@@ -20,6 +20,8 @@ from tokenizers.trainers import BpeTrainer
 Tensors = dict[str, torch.Tensor]
 
 VOCAB_SIZE = 512
+ITEM = VOCAB_SIZE
+"""Stands for an item in the prompt of an `Ask`, and for an image in that of a model."""
 MAX_MODEL_LEN = 1024
 HIDDEN = 128
 INTERMEDIATE = 256
@@ -63,7 +65,7 @@ You are a helpful assistant. Use the tools you are given. Answer shortly. Think 
 """
 
 
-def _tokenizer() -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
     """A byte-level BPE tokenizer with exactly `VOCAB_SIZE` entries."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -161,7 +163,7 @@ def tiny_llama(path: Path) -> Path:
     generator = torch.Generator().manual_seed(1)
     tensors = _llama_tensors(generator, VOCAB_SIZE, "model")
     config = {"architectures": ["LlamaForCausalLM"], **_llama_config(VOCAB_SIZE)}
-    _write(path, tensors, _tokenizer(), config)
+    _write(path, tensors, make_tokenizer(), config)
     return path
 
 
@@ -180,7 +182,7 @@ def tiny_idefics3(path: Path) -> Path:
     projection = torch.randn(HIDDEN, inputs, generator=generator) / inputs**0.5
     tensors["model.connector.modality_projection.proj.weight"] = projection
 
-    tokenizer = _tokenizer()
+    tokenizer = make_tokenizer()
     places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     special = [IMAGE, AROUND_IMAGE, WHOLE_IMAGE, "<end_of_utterance>", *places]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])

@@ -2,7 +2,6 @@
 """Images: right answers, exactly the reuse that there should be, and no image encoded in vain."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,10 @@ from torch.utils.hooks import RemovableHandle
 
 from . import models
 from .asynchronous import asynchronous_cpu
-from .conftest import EngineFactory, cached
-from .engines import (
-    KINDS,
-    LOGPROB_TOLERANCE,
-    Answer,
-    Ask,
-    Kind,
-    assert_same,
-    ideal_reuse,
-    max_difference,
-)
-from .images import IMAGE_TOKEN, Picture
-from .prompts import tokens, whole_blocks
+from .conftest import EngineFactory
+from .engines import LOGPROB_TOLERANCE, Ask, Kind, assert_same, max_difference
+from .images import Picture
+from .items import apart, ask, at_most, encodes, text
 
 pytestmark = pytest.mark.engine
 
@@ -42,41 +32,6 @@ def idefics3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def args(request: pytest.FixtureRequest, idefics3: Path) -> dict[str, Any]:
     """Of the engines."""
     return {"model": idefics3, "block_size": request.param}
-
-
-def ask(*parts: Picture | Sequence[int], **options: Any) -> Ask:
-    """A request whose prompt is made of texts and pictures."""
-    prompt: tuple[int, ...] = ()
-    for part in parts:
-        prompt += (IMAGE_TOKEN,) if isinstance(part, Picture) else tuple(part)
-    pictures = tuple(part for part in parts if isinstance(part, Picture))
-    return Ask(prompt, pictures=pictures, **options)
-
-
-def text(seed: int | str, length: int) -> tuple[int, ...]:
-    return tokens(f"images {seed}", length)
-
-
-def at_most(kind: Kind, asked: Ask, shared: int, block_size: int) -> int:
-    """How many of `shared` positions a request reuses: inside an image, whole blocks alone."""
-    blocks = whole_blocks(shared, block_size)
-    if kind != "radix":
-        return blocks
-    parts = (*asked.positions(), None)
-    if isinstance(parts[shared], tuple) and parts[shared][1]:
-        return max(blocks, shared - parts[shared][1])
-    return shared
-
-
-def encodes(asked: Ask, num_cached: int) -> int:
-    """How many images are needed for what is not cached; embeddings pass for encoded, too."""
-    needed = set()
-    for part in asked.positions()[num_cached:]:
-        if isinstance(part, tuple):
-            picture, number = part
-            if picture.layout()[number]:
-                needed.add(picture)
-    return len(needed)
 
 
 def test_one_other_image_shows(engine: EngineFactory, idefics3: Path) -> None:
@@ -169,32 +124,6 @@ def test_salts_never_share_images(engine: EngineFactory, args: dict[str, Any]) -
     apart(engine, [*asks, *asks], args)
 
 
-def apart(engine: EngineFactory, asks: Sequence[Ask], args: dict[str, Any]) -> None:
-    """Run requests one by one, and forget after each what was encoded.
-
-    Each must reuse what there is, and nothing is encoded but what it does not reuse.
-    """
-    answers: dict[Kind, list[Answer]] = {}
-    encoded: dict[Kind, list[int]] = {}
-    for kind in KINDS:
-        eng = engine(kind, **args)
-        answers[kind], encoded[kind] = [], []
-        for asked in asks:
-            eng.llm.reset_encoder_cache()
-            eng.totals.encoded = 0
-            answers[kind] += eng.run([asked])
-            encoded[kind].append(eng.totals.encoded)
-    shared = ideal_reuse(asks, answers["off"])
-    for kind in KINDS:
-        assert_same(answers["off"], answers[kind])
-        expected = [0] * len(asks)
-        if kind != "off":
-            pairs = zip(asks, shared, strict=True)
-            expected = [at_most(kind, asked, n, args["block_size"]) for asked, n in pairs]
-        assert cached(answers[kind]) == expected, kind
-        assert encoded[kind] == [encodes(a, n) for a, n in zip(asks, expected, strict=True)], kind
-
-
 @pytest.mark.parametrize("gap", [0, 2], ids=["one step", "staggered"])
 @pytest.mark.parametrize(
     "limits",
@@ -230,7 +159,7 @@ def test_an_image_is_encoded_once(engine: EngineFactory, args: dict[str, Any], o
         return handle
 
     asks = [asked for name in CASES if name != "embeddings" for asked in CASES[name]]
-    pictures = {picture for asked in asks for picture in asked.pictures}
+    pictures = {picture for asked in asks for picture in asked.items}
     eng = engine(ours, **args)
     [handle] = eng.llm.apply_model(watch)
     try:
