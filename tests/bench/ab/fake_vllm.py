@@ -6,6 +6,7 @@ Options of its own, in place of a model's flags:
 
 --answer-of NAME   answer to prompts as the server NAME would, so that two differ
 --die-after N      die in the Nth request
+--hang-up-after N  answer no request after the Nth
 --context N        refuse prompts of more than N characters
 --slow             take a tenth of a second for each token
 --no-reset         know no /reset_prefix_cache
@@ -70,6 +71,9 @@ class Handler(BaseHTTPRequestHandler):
             if counts["requests"] == options.die_after:
                 print("EngineDeadError: the engine is dead", flush=True)
                 os._exit(7)
+            if counts["requests"] > options.hang_up_after:
+                self.close_connection = True
+                return
         if len(prompt) > options.context:
             message = f"This model's maximum context length is {options.context} tokens."
             if len(prompt) % 2:
@@ -141,6 +145,7 @@ def serve(arguments: list[str]) -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--answer-of")
     parser.add_argument("--die-after", type=int, default=0)
+    parser.add_argument("--hang-up-after", type=int, default=10**9)
     parser.add_argument("--context", type=int, default=10**9)
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--no-reset", action="store_true")

@@ -173,6 +173,16 @@ def test_an_arm_that_dies_leaves_the_results_so_far(tmp_path: Path) -> None:
     assert "Ended early" in (tmp_path / "report.html").read_text()
 
 
+def test_a_server_that_hangs_up_is_told_of(tmp_path: Path) -> None:
+    arms = ("--arm", "a=--hang-up-after 5")
+    status, output = run(tmp_path, *arms, *WORKLOAD, "--rounds", "1", "--", "fake")
+    assert status == 1
+    assert (
+        "failed a request: Connection error (RemoteProtocolError: Server disconnected without "
+        "sending a response)." in output
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "prefix"), [(signal.SIGINT, ()), (signal.SIGTERM, DEAF_TO_CTRL_C)]
 )

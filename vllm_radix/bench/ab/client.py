@@ -10,6 +10,7 @@ from typing import Any
 import openai
 
 from vllm_radix.bench.ab.workloads.base import Call
+from vllm_radix.bench.connections import LIMITS
 
 TOP_LOGPROBS = 2
 """Asked for at each position: answers part where the two most likely tokens are nearly tied."""
@@ -99,7 +100,7 @@ class Client:
             timeout=timeout,
             # A second try would hide the time of the first.
             max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False, limits=LIMITS),
         )
 
     async def close(self) -> None:

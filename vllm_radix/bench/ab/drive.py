@@ -15,6 +15,7 @@ from vllm_radix.bench.ab.compare import CallId
 from vllm_radix.bench.ab.metrics import Poller
 from vllm_radix.bench.ab.results import Request, Run
 from vllm_radix.bench.ab.workloads.base import Call, Session, Turn, Workload
+from vllm_radix.bench.connections import reason
 from vllm_radix.bench.server import ServerError
 
 # A server is lazy: the first requests of all pay for what the others find ready.
@@ -61,7 +62,9 @@ class Driver:
             if isinstance(error, (openai.OpenAIError, httpx.HTTPError)):
                 # If the server dies, that says more than the client's view of it.
                 endpoint.check(GRACE)
-                raise ArmError(f"The server at {endpoint.url} failed a request: {error}") from group
+                raise ArmError(
+                    f"The server at {endpoint.url} failed a request: {reason(error)}"
+                ) from group
             raise error from group
         if not run.requests:
             raise ArmError("No prompt fits into the model's context: raise --max-model-len.")

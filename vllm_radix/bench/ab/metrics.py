@@ -9,6 +9,7 @@ from statistics import fmean
 import httpx
 
 from vllm_radix.bench.ab.results import Sample
+from vllm_radix.bench.connections import LIMITS
 from vllm_radix.bench.server import parse_samples
 
 INTERVAL = 0.5
@@ -39,7 +40,7 @@ class Poller:
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/metrics"
-        self._http = httpx.AsyncClient(trust_env=False, timeout=30)
+        self._http = httpx.AsyncClient(trust_env=False, timeout=30, limits=LIMITS)
         self._first: Sample | None = None
         self._started = time.monotonic()
         self.samples: list[Sample] = []
