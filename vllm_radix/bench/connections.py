@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long connections to a server are kept, and how one that breaks is told of."""
 
-import httpx
-
 KEEP_IDLE = 1.0
 """Seconds that an idle connection is kept for the next request.
 
 vLLM's server closes it after 5 (``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``), as long as httpx would keep it:
 a request that is sent at that moment gets no answer.
 """
-LIMITS = httpx.Limits(
-    max_connections=1000, max_keepalive_connections=100, keepalive_expiry=KEEP_IDLE
-)
 
 
 def reason(error: BaseException) -> str:

@@ -10,11 +10,18 @@ from typing import Any
 import openai
 
 from vllm_radix.bench.ab.workloads.base import Call
-from vllm_radix.bench.connections import LIMITS
+from vllm_radix.bench.connections import KEEP_IDLE
 
 TOP_LOGPROBS = 2
 """Asked for at each position: answers part where the two most likely tokens are nearly tied."""
 _TOKEN = "token_id:"
+_DEFAULTS = openai.DEFAULT_CONNECTION_LIMITS
+# By their own type: it is httpx's in some versions of openai, and httpx2's in others.
+_LIMITS = type(_DEFAULTS)(
+    max_connections=_DEFAULTS.max_connections,
+    max_keepalive_connections=_DEFAULTS.max_keepalive_connections,
+    keepalive_expiry=KEEP_IDLE,
+)
 # What vLLM says of a prompt that is too long, and of one that leaves no room for an answer.
 _TOO_LONG = ("context length", "max_tokens must be at least 1")
 
@@ -100,7 +107,7 @@ class Client:
             timeout=timeout,
             # A second try would hide the time of the first.
             max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False, limits=LIMITS),
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False, limits=_LIMITS),
         )
 
     async def close(self) -> None:

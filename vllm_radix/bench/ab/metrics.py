@@ -9,7 +9,7 @@ from statistics import fmean
 import httpx
 
 from vllm_radix.bench.ab.results import Sample
-from vllm_radix.bench.connections import LIMITS
+from vllm_radix.bench.connections import KEEP_IDLE
 from vllm_radix.bench.server import parse_samples
 
 INTERVAL = 0.5
@@ -40,7 +40,8 @@ class Poller:
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/metrics"
-        self._http = httpx.AsyncClient(trust_env=False, timeout=30, limits=LIMITS)
+        limits = httpx.Limits(keepalive_expiry=KEEP_IDLE)
+        self._http = httpx.AsyncClient(trust_env=False, timeout=30, limits=limits)
         self._first: Sample | None = None
         self._started = time.monotonic()
         self.samples: list[Sample] = []
