@@ -10,17 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 from vllm_radix.bench import server
 from vllm_radix.bench.ab.results import Results
 from vllm_radix.bench.ab.workloads import WORKLOADS, is_workload
-from vllm_radix.bench.server import Server
+from vllm_radix.bench.server import Program, Server, free_port
 from vllm_radix.cli import app
 
 from . import fake_cli
-from .processes import Command, command
+from .processes import Command, command, wait_until
 
 AGENTS = json.dumps(
     {
@@ -331,7 +332,17 @@ def test_open_loops_are_handed_over(tmp_path: Path) -> None:
         (["--arm", "stock", "--arm", "stock", "--", "m"], "There are two arms 'stock'"),
         (["--base", "x", "--", "m"], "--base x: the arms are no-cache, stock, radix."),
         (["--arm", "a=http://localhost:1", "--", "m"], "All arms are running servers"),
-        (["--arm", "a=http://localhost:1"], "a: no OpenAI-compatible server answers at"),
+        (
+            ["--arm", "a=http://localhost:1"],
+            "a: no OpenAI-compatible server answers at http://localhost:1 (",
+        ),
+        # Before the first server is started.
+        (
+            ["--arm", "stock", "--arm", "a=http://localhost:1", "--", "m"],
+            "Connection refused): start it, or correct its address.",
+        ),
+        (["--arm", "a=http://localhost:x"], "(Invalid port: 'x'): start it, or correct"),
+        (["--arm", "a=http://."], "a: no OpenAI-compatible server answers at http://. ("),
         (["--open-loop", "--base-url x", "--", "m"], "--open-loop: --base-url is set for each run"),
         (["--open-loop", "", "--workload", "agents", "--", "m"], "leave --workload and --data out"),
     ],
@@ -341,6 +352,26 @@ def test_bad_input_gets_one_sentence(tmp_path: Path, arguments: list[str], messa
     assert status == 1
     assert message in output
     assert "Traceback" not in output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_of_something_else_gets_one_sentence(tmp_path: Path) -> None:
+    files = [sys.executable, "-m", "http.server", "--bind"]
+    port = str(free_port())
+    with Program([*files, "127.0.0.1", port], tmp_path / "log"):
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: _answers(url), 20)
+        status, output = invoke("--out", str(tmp_path / "out"), "--arm", f"a={url}")
+    assert status == 1
+    assert output.startswith(f"a: no OpenAI-compatible server answers at {url} (Client error '404")
+    assert output.endswith("start it, or correct its address.")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.usefixtures("_no_servers")

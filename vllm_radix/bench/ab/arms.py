@@ -131,6 +131,17 @@ def check_serve_arguments(arms: Sequence[Arm], arguments: Sequence[str]) -> None
         raise ValueError(f"There is no model in {model}: it is no folder.")
 
 
+def check_running(arms: Sequence[Arm]) -> None:
+    """Return if every arm that is a running server answers.
+
+    Raises:
+        ArmError: one does not.
+    """
+    for arm in arms:
+        if arm.url is not None:
+            _model_at(arm, arm.url)
+
+
 @dataclass(frozen=True)
 class Stage:
     """Where servers are started."""
@@ -176,9 +187,12 @@ def _model_at(arm: Arm, url: str) -> str:
     try:
         response = _get(url, "/v1/models").raise_for_status()
         name: Any = response.json()["data"][0]["id"]
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        # A status that says no has a second line, with a link.
+        why = (str(error) or type(error).__name__).splitlines()[0]
         raise ArmError(
-            f"{arm.name}: no OpenAI-compatible server answers at {url} ({error})."
+            f"{arm.name}: no OpenAI-compatible server answers at {url} ({why}): start it, or "
+            "correct its address."
         ) from None
     return str(name)
 

@@ -17,7 +17,13 @@ from rich.markup import escape
 
 from vllm_radix import __version__
 from vllm_radix.bench.ab import open_loop
-from vllm_radix.bench.ab.arms import ArmError, Stage, check_serve_arguments, parse_arm
+from vllm_radix.bench.ab.arms import (
+    ArmError,
+    Stage,
+    check_running,
+    check_serve_arguments,
+    parse_arm,
+)
 from vllm_radix.bench.ab.drive import ClosedLoop, Driver
 from vllm_radix.bench.ab.open_loop import OpenLoop
 from vllm_radix.bench.ab.results import ArmInfo, Results
@@ -57,7 +63,7 @@ def run_and_report(settings: Settings, console: Console) -> int:
     """Measure and print; returns the exit status. What was measured is reported in any case."""
     try:
         rounds, results, folder = _plan(settings)
-    except (ValueError, OSError, ServerError) as error:
+    except (ValueError, OSError, ServerError, ArmError) as error:
         complain(console, str(error))
         return FAILED
     file = folder / RESULTS
@@ -115,6 +121,7 @@ def _plan(settings: Settings) -> tuple[Rounds, Results, Path]:
     load, name, about, parameters = _load(settings, logs)
     # What cannot be made shall fail before the first server starts.
     num_calls = load.num_calls(settings.seed)
+    check_running(arms)
     logs.mkdir(parents=True, exist_ok=True)
     stage = Stage(tuple(settings.serve), logs, settings.port, settings.start_timeout)
     results = Results(
