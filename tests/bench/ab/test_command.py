@@ -224,17 +224,34 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
 
 
 def test_sessions_end_where_the_context_does(tmp_path: Path) -> None:
-    arms = ("--arm", "a=--context 1500")
+    arms = ("--arm", "a=--context 1500", "--arm", "b=--context 1500")
     status, output = run(tmp_path, *arms, *WORKLOAD, "--rounds", "1", "--", "fake")
     assert status == 0, output
-    results = read(tmp_path)
-    (only,) = results.runs
-    assert only.cut_sessions > 0
-    assert 0 < len(only.requests) < CALLS
-    assert f"{only.cut_sessions} sessions ended early" in output
+    first, second = read(tmp_path).runs
+    cut, answered = first.cut_sessions, len(first.requests)
+    assert (second.cut_sessions, len(second.requests)) == (cut, answered)
+    assert cut > 0
+    assert 0 < answered < CALLS
+    how = (
+        "raise --max-model-len, or lower turns, system_words, tools, message_words or "
+        "answer_tokens of --workload agents."
+    )
+    assert (
+        f"In each run, {cut} of 4 sessions ended early, at the model's context length, so that "
+        f"{CALLS - answered} of {CALLS} calls were not answered: {how}" in output
+    )
     status, output = run(tmp_path / "b", "--arm", "a=--context 99", *WORKLOAD, "--", "fake")
     assert status == 1
-    assert "No prompt fits into the model's context: raise --max-model-len." in output
+    assert f"No prompt fits into the model's context: {how}" in output
+
+
+def test_runs_may_differ_in_what_the_context_cuts(tmp_path: Path) -> None:
+    arms = ("--arm", "a=--context 1500", "--arm", "b=--flag")
+    status, output = run(tmp_path, *arms, *WORKLOAD, "--rounds", "1", "--", "fake")
+    assert status == 0, output
+    (one,) = read(tmp_path).complete("a")
+    assert f"In each run, 0 to {one.cut_sessions} of 4 sessions ended early" in output
+    assert f"so that 0 to {CALLS - len(one.requests)} of {CALLS} calls were not answered" in output
 
 
 def test_running_servers_are_used_and_left_alone(tmp_path: Path) -> None:

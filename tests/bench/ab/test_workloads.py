@@ -29,8 +29,8 @@ CONVERSATIONS = ("agents", "extraction", "tree-search", "few-shot", "screens", "
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[[str], list[Session]]:
-    """A function that makes a small workload's sessions."""
+def make(tmp_path: Path) -> Callable[..., list[Session]]:
+    """A function that makes a small workload's sessions, some parameters of which may be given."""
     swe = tmp_path / "swe"
     swe.mkdir()
     # As recorded: out of order, and one call that tells nothing new.
@@ -41,8 +41,8 @@ def make(tmp_path: Path) -> Callable[[str], list[Session]]:
     prompts.write_text("".join(f'{{"prompt": "prompt {n}", "kind": "k"}}\n' for n in range(7)))
     data = {"swe": swe, "generative": prompts}
 
-    def get(name: str, seed: int = 0) -> list[Session]:
-        text = f"{name}:{json.dumps(SMALL[name])}"
+    def get(name: str, seed: int = 0, **changes: Any) -> list[Session]:
+        text = f"{name}:{json.dumps(SMALL[name] | changes)}"
         return make_workload(text, data.get(name)).sessions(seed)
 
     return get
@@ -52,14 +52,18 @@ def answer_of(call: Call, number: int) -> str:
     return f" answer {number} to {len(call.content)} at {call.seed}"
 
 
-def play(session: Session) -> list[Turn]:
+def full_answer(call: Call, number: int) -> str:
+    return " a" * call.max_tokens
+
+
+def play(session: Session, answer: Callable[[Call, int], str] = answer_of) -> list[Turn]:
     """Hold a session with made-up answers."""
     turns = []
     generator = session.turns()
     turn = next(generator)
     while True:
         turns.append(turn)
-        texts = [[answer_of(call, n) for n in range(call.n)] for call in turn.calls]
+        texts = [[answer(call, n) for n in range(call.n)] for call in turn.calls]
         try:
             turn = generator.send(texts)
         except StopIteration:
@@ -199,6 +203,27 @@ def test_every_parameter_has_a_default(name: str) -> None:
     needed = {field for field, info in workload.model_fields.items() if info.is_required()}
     assert needed == ({"path"} if issubclass(workload, FileWorkload) else set())
     assert workload.about
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [(name, parameter) for name, workload in WORKLOADS.items() for parameter in workload.lengthens],
+)
+def test_what_lengthens_does(make: Callable[..., list[Session]], name: str, parameter: str) -> None:
+    assert set(WORKLOADS[name].lengthens) <= set(WORKLOADS[name].model_fields)
+
+    def longest(value: object) -> int:
+        calls = [
+            call
+            for session in make(name, **{parameter: value})
+            for turn in play(session, full_answer)
+            for call in turn.calls
+        ]
+        return max(len(text_of(call)) + call.max_tokens for call in calls)
+
+    is_range = isinstance(WORKLOADS[name].model_fields[parameter].default, tuple)
+    few, many = ([2, 4], [200, 400]) if is_range else (1, 50)
+    assert longest(few) < longest(many)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,6 @@ class Driver:
                     f"The server at {endpoint.url} failed a request: {reason(error)}"
                 ) from group
             raise error from group
-        if not run.requests:
-            raise ArmError("No prompt fits into the model's context: raise --max-model-len.")
         return hold.answers
 
 
@@ -86,8 +84,17 @@ class ClosedLoop:
     def hold(
         self, endpoint: Endpoint, seed: int, run: Run, on_answer: OnAnswer
     ) -> dict[CallId, Answer]:
-        """As :meth:`Driver.hold`, with the sessions of a seed."""
-        return self.driver.hold(endpoint, self._of_seed(seed), run, on_answer)
+        """As :meth:`Driver.hold`, with the sessions of a seed.
+
+        Raises:
+            ArmError: also if no call of them is short enough for the model.
+        """
+        answers = self.driver.hold(endpoint, self._of_seed(seed), run, on_answer)
+        if not answers:
+            raise ArmError(
+                f"No prompt fits into the model's context: {self.workload.how_to_fit()}."
+            )
+        return answers
 
     def _of_seed(self, seed: int) -> list[Session]:
         if seed not in self._sessions:
@@ -108,6 +115,7 @@ class _Hold:
     async def all(self, sessions: Sequence[Session]) -> None:
         driver, endpoint = self.driver, self.endpoint
         self.client = Client(endpoint.url, endpoint.model, driver.timeout, driver.ignore_eos)
+        self.run.num_sessions = len(sessions)
         self.limit = asyncio.Semaphore(driver.concurrency)
         poller = Poller(endpoint.url)
         self.run.samples = poller.samples

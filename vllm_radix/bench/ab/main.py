@@ -29,7 +29,7 @@ from vllm_radix.bench.ab.open_loop import OpenLoop
 from vllm_radix.bench.ab.results import ArmInfo, Results
 from vllm_radix.bench.ab.rounds import Load, Rounds
 from vllm_radix.bench.ab.view import View, table
-from vllm_radix.bench.ab.workloads import is_workload, make_workload
+from vllm_radix.bench.ab.workloads import WORKLOADS, is_workload, make_workload
 from vllm_radix.bench.outcome import FAILED, INTERRUPTED, complain
 from vllm_radix.bench.outputs import RESULTS, check_folder
 from vllm_radix.bench.server import ServerError, require_free_port
@@ -187,10 +187,33 @@ def _notes(results: Results) -> list[str]:
             f"The cache of {', '.join(kept)} was not empty at the start of the runs. The texts of "
             "generated workloads are new in each round, but what is cached competes for space."
         )
-    cut = sum(run.cut_sessions for run in results.runs)
-    if cut:
-        notes.append(f"{cut} sessions ended early, at the model's context length.")
+    notes += _cut(results)
     stopped = [f"{run.arm} in round {run.round}" for run in results.runs if not run.is_complete]
     if stopped:
         notes.append(f"Not complete, and in no figure: {', '.join(stopped)}.")
     return notes
+
+
+def _cut(results: Results) -> list[str]:
+    """Whether sessions ended early, and what to do about it."""
+    runs = [run for run in results.runs if run.is_complete]
+    if not any(run.cut_sessions for run in runs):
+        return []
+    # Seeds differ in it, and so may arms, if their answers differ in length.
+    cut = _of_each([run.cut_sessions for run in runs], [run.num_sessions for run in runs])
+    missing = _of_each(
+        [run.num_calls - len(run.requests) for run in runs], [run.num_calls for run in runs]
+    )
+    return [
+        f"In each run, {cut} sessions ended early, at the model's context length, so that "
+        f"{missing} calls were not answered: {WORKLOADS[results.workload].how_to_fit()}."
+    ]
+
+
+def _of_each(parts: Sequence[int], wholes: Sequence[int]) -> str:
+    return f"{_range(parts)} of {_range(wholes)}"
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"

@@ -82,6 +82,8 @@ class Run(BaseModel):
     samples: list[Sample] = []
     duration: float = 0.0
     """To the last answer."""
+    num_sessions: int = 0
+    """0 in an open loop."""
     cut_sessions: int = 0
     """Sessions that ended early, at the model's context length."""
     is_complete: bool = False

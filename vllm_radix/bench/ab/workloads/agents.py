@@ -37,6 +37,13 @@ class Agents(Workload):
 
     name: ClassVar[str] = "agents"
     about: ClassVar[str] = "agents in a few roles: shared system prompts, tool results fed back"
+    lengthens: ClassVar[tuple[str, ...]] = (
+        "turns",
+        "system_words",
+        "tools",
+        "message_words",
+        "answer_tokens",
+    )
     num_sessions: Count = 100
     turns: Count = 5
     system_prompts: Count = 10

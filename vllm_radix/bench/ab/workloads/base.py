@@ -68,6 +68,8 @@ class Workload(BaseModel):
     name: ClassVar[str]
     about: ClassVar[str]
     """A sentence for people who choose between workloads."""
+    lengthens: ClassVar[tuple[str, ...]]
+    """The parameters that make its longest prompts and their answers longer."""
 
     @abstractmethod
     def sessions(self, seed: int) -> list[Session]:
@@ -76,6 +78,13 @@ class Workload(BaseModel):
         Raises:
             ValueError: a file that they come from is missing or malformed, in one sentence.
         """
+
+    @classmethod
+    def how_to_fit(cls) -> str:
+        """What to do if prompts do not fit into the model's context."""
+        *others, last = cls.lengthens
+        listed = f"{', '.join(others)} or {last}" if others else last
+        return f"raise --max-model-len, or lower {listed} of --workload {cls.name}"
 
 
 class FileWorkload(Workload):

@@ -33,6 +33,7 @@ class Extraction(Workload):
 
     name: ClassVar[str] = "extraction"
     about: ClassVar[str] = "the same schema and rules over the pages of many documents"
+    lengthens: ClassVar[tuple[str, ...]] = ("rules_words", "page_words", "answer_tokens")
     documents: Count = 40
     pages: Count = 8
     rules_words: Count = 1200

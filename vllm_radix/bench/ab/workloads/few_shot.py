@@ -22,6 +22,7 @@ class FewShot(Workload):
 
     name: ClassVar[str] = "few-shot"
     about: ClassVar[str] = "questions behind worked examples, each answered and then checked"
+    lengthens: ClassVar[tuple[str, ...]] = ("examples", "answer_tokens", "check_tokens")
     tasks: Count = 10
     """Sets of examples."""
     examples: Count = 20

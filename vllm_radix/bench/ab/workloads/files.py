@@ -47,6 +47,7 @@ class Swe(FileWorkload):
 
     name: ClassVar[str] = "swe"
     about: ClassVar[str] = "recorded sessions of a software-engineering agent (--data FOLDER)"
+    lengthens: ClassVar[tuple[str, ...]] = ("max_turns", "message_chars", "answer_tokens")
     copies: Count = 4
     """How often each recorded session is held, as if several agents had the same task."""
     max_turns: Count = 12
@@ -87,6 +88,7 @@ class Generative(FileWorkload):
 
     name: ClassVar[str] = "generative"
     about: ClassVar[str] = "many short prompts from few templates (--data FILE)"
+    lengthens: ClassVar[tuple[str, ...]] = ("answer_tokens",)
     num_sessions: Count = 32
     limit: Count | None = None
     """Only so many prompts, from the first."""

@@ -33,6 +33,14 @@ class Screens(Workload):
 
     name: ClassVar[str] = "screens"
     about: ClassVar[str] = "agents that inspect the same few screenshots; the model must see images"
+    lengthens: ClassVar[tuple[str, ...]] = (
+        "screens",
+        "questions",
+        "width",
+        "height",
+        "system_words",
+        "answer_tokens",
+    )
     num_sessions: Count = 24
     tasks: Count = 4
     """Sequences of screens that sessions share."""

@@ -26,6 +26,12 @@ class TreeSearch(Workload):
 
     name: ClassVar[str] = "tree-search"
     about: ClassVar[str] = "several sampled thoughts (n) from each kept state, several levels deep"
+    lengthens: ClassVar[tuple[str, ...]] = (
+        "depth",
+        "instruction_words",
+        "problem_words",
+        "thought_tokens",
+    )
     problems: Count = 40
     depth: Count = 4
     candidates: Count = 5

@@ -21,6 +21,7 @@ class Unique(Workload):
 
     name: ClassVar[str] = "unique"
     about: ClassVar[str] = "prompts that share nothing"
+    lengthens: ClassVar[tuple[str, ...]] = ("prompt_words", "answer_tokens")
     num_sessions: Count = 50
     requests: Count = 4
     """Of a session, one after the other."""
