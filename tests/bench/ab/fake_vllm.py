@@ -10,6 +10,8 @@ Options of its own, in place of a model's flags:
 --context N        refuse prompts of more than N characters
 --slow             take a tenth of a second for each token
 --no-reset         know no /reset_prefix_cache
+
+It "encodes" every image of a prompt, and says so if it is asked to log its steps.
 """
 
 import argparse
@@ -66,6 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         with lock:
             counts["requests"] += 1
             print("session", body.get("session_id"), flush=True)
+            log_step(prompt.count('"image_url": {'))
             counts["queries"] += len(prompt)
             counts["hits"] += len(prompt) // 2
             if counts["requests"] == options.die_after:
@@ -111,6 +114,17 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
 
+def log_step(num_images: int) -> None:
+    """As vLLM logs it, at the level INFO."""
+    if options.enable_logging_iteration_details and os.environ["VLLM_LOGGING_LEVEL"] == "INFO":
+        encoded = f", encoder inputs: {num_images}, encoder output embeddings: 80"
+        print(
+            "(APIServer pid=1) INFO 01-02 03:04:05 [loggers.py:199] Engine 000: Iteration(25): 1 "
+            f"context requests, CPU KV cache usage: 8.4%{encoded if num_images else ''}",
+            flush=True,
+        )
+
+
 def token(
     prompt: str, body: dict[str, Any], index: int, position: int, is_chat: bool
 ) -> dict[str, Any]:
@@ -150,9 +164,14 @@ def serve(arguments: list[str]) -> None:
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--no-reset", action="store_true")
     parser.add_argument(
+        "--enable-logging-iteration-details", action=argparse.BooleanOptionalAction, default=False
+    )
+    parser.add_argument(
         "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True
     )
     parser.parse_known_args(arguments, options)
+    # What it does before anybody asks is nobody's.
+    log_step(99)
     # As an engine that hears no signal but one.
     subprocess.Popen(["sh", "-c", "trap '' INT TERM; while :; do sleep 600; done"])
     ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()

@@ -174,6 +174,40 @@ def test_an_arm_that_dies_leaves_the_results_so_far(tmp_path: Path) -> None:
     assert "Ended early" in (tmp_path / "report.html").read_text()
 
 
+SCREENS = (
+    '{"num_sessions": 3, "screens": 2, "questions": 2, "width": 32, "height": 32, '
+    '"system_words": 5, "answer_tokens": 4, "think_time": 0.01, "start_within": 0.1}'
+)
+
+
+@pytest.mark.parametrize("level", ["INFO", "ERROR"])
+def test_encoded_images_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", level)
+    arms = ("--arm", "stock", "--arm", "b=--no-enable-logging-iteration-details")
+    workload = ("--workload", f"screens:{SCREENS}")
+    status, output = run(tmp_path, *arms, *workload, "--rounds", "1", "--", "fake")
+    assert status == 0, output
+    # The first screen in four prompts of each session, the second in two of them.
+    stock, other = read(tmp_path).runs
+    assert stock.images_encoded == 3 * (4 + 2)
+    assert stock.figures is not None
+    assert stock.figures.images_encoded == stock.images_encoded
+    assert other.images_encoded is None
+    assert re.search(r"images encoded │ 18 │ - │", output)
+    assert "images encoded" in (tmp_path / "report.html").read_text()
+    assert "--enable-logging-iteration-details" in read(tmp_path).arms[0].what
+
+
+def test_texts_are_not_looked_through_for_images(tmp_path: Path) -> None:
+    status, output = run(tmp_path, "--arm", "stock", *WORKLOAD, "--rounds", "1", "--", "fake")
+    assert status == 0, output
+    assert "iteration-details" not in read(tmp_path).arms[0].what
+    assert read(tmp_path).runs[0].images_encoded is None
+    assert "images encoded" not in output + (tmp_path / "report.html").read_text()
+
+
 def test_a_server_that_hangs_up_is_told_of(tmp_path: Path) -> None:
     arms = ("--arm", "a=--hang-up-after 5")
     status, output = run(tmp_path, *arms, *WORKLOAD, "--rounds", "1", "--", "fake")

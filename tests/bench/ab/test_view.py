@@ -23,6 +23,16 @@ def test_the_arms_are_compared() -> None:
     assert "answers as of no-cache" in text and "50 of 50" in text
 
 
+def test_figures_that_nothing_tells_are_left_out() -> None:
+    results = make_results()
+    assert "images encoded" not in shown(results)
+    figures = results.runs[-1].figures
+    assert figures is not None
+    figures.images_encoded = 15
+    (line,) = (line for line in shown(results).splitlines() if "images encoded" in line)
+    assert [cell.strip() for cell in line.split("│")[2:-1]] == ["-", "-", "-", "15", "-"]
+
+
 def test_one_arm_alone_is_compared_with_nothing() -> None:
     results = make_results()
     results.arms, results.base = results.arms[:1], results.arms[0].name

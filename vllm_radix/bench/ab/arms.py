@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from vllm_radix.bench.ab import encodings
 from vllm_radix.bench.server import Server, ServerError, vllm_serve
 
 BUILT_IN: dict[str, tuple[str, ...]] = {
@@ -61,6 +62,14 @@ class Endpoint:
     """How its cache came to be empty, or that it was not, in words."""
     server: Server | None = None
     """If it was started here."""
+    logs_encodings: bool = False
+    """Whether its log says how many images are encoded."""
+
+    def count_encodings(self) -> encodings.EncodingCounter | None:
+        """Counts the images that are encoded from now on; None if nothing tells."""
+        if self.server is None or not self.logs_encodings:
+            return None
+        return encodings.EncodingCounter(self.server.log)
 
     def check(self, grace: float = 0.0) -> None:
         """Return if the server is running.
@@ -152,11 +161,14 @@ class Stage:
     port: int | None
     start_timeout: float
     """Seconds until a server must be ready."""
+    images: bool = False
+    """Whether servers are asked about images, so that it matters how many are encoded."""
 
     def command(self, arm: Arm) -> list[str]:
         """What is run for an arm, but for its address."""
         model, *flags = self.arguments
-        return vllm_serve(model, *flags, *_ALWAYS, *arm.options)
+        always = (*_ALWAYS, encodings.FLAG) if self.images else _ALWAYS
+        return vllm_serve(model, *flags, *always, *arm.options)
 
     def describe(self, arm: Arm) -> str:
         """The arm in words that say how to make it again."""
@@ -177,10 +189,11 @@ class Stage:
             yield Endpoint(arm.url, model, _version_at(arm.url), _reset_cache(arm.url))
             return
         log = self.logs / f"{_file_name(arm.name)}-{round_number}.log"
-        with Server(self.command(arm), log, port=self.port) as server:
+        env = encodings.environment() if self.images else {}
+        with Server(self.command(arm), log, env=env, port=self.port) as server:
             server.wait_until_ready(self.start_timeout)
             model, version = _model_at(arm, server.url), _version_at(server.url)
-            yield Endpoint(server.url, model, version, "fresh server", server)
+            yield Endpoint(server.url, model, version, "fresh server", server, self.images)
 
 
 def _model_at(arm: Arm, url: str) -> str:

@@ -125,6 +125,7 @@ class _Hold:
                 for call in _WARM_UP:
                     await self.client.ask(call)
                 await poller.take()
+                encodings = endpoint.count_encodings()
                 self.started = time.monotonic()
                 poll = group.create_task(poller.run())
                 async with asyncio.TaskGroup() as clients:
@@ -132,6 +133,8 @@ class _Hold:
                         clients.create_task(self._session(session))
                 poll.cancel()
                 await poller.take()
+                if encodings is not None:
+                    self.run.images_encoded = encodings.count()
                 watch.cancel()
         finally:
             await self.client.close()

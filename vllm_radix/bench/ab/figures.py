@@ -56,6 +56,7 @@ class Metric:
 
 METRICS = (
     Metric("hit_rate", "hit rate", "share", "difference", "high"),
+    Metric("images_encoded", "images encoded", "", "difference", "low"),
     Metric("ttft_p50", "TTFT p50", "s", "ratio", "low"),
     Metric("ttft_p90", "TTFT p90", "s", "ratio", "low"),
     Metric("ttft_p99", "TTFT p99", "s", "ratio", "low"),
@@ -84,6 +85,7 @@ def figures(run: Run) -> Figures | None:
         **_percentiles("e2e", [request.e2e for request in run.requests]),
         output_tps=sum(request.output_tokens for request in run.requests) / run.duration,
         hit_rate=last.hits / last.queries if last and last.queries else None,
+        images_encoded=run.images_encoded,
         preemptions=last.preemptions if last else None,
         kv_usage_mean=_mean_usage(run.samples),
         kv_usage_max=max((sample.kv_usage for sample in run.samples), default=None),

@@ -123,7 +123,8 @@ def _plan(settings: Settings) -> tuple[Rounds, Results, Path]:
     num_calls = load.num_calls(settings.seed)
     check_running(arms)
     logs.mkdir(parents=True, exist_ok=True)
-    stage = Stage(tuple(settings.serve), logs, settings.port, settings.start_timeout)
+    images = isinstance(load, ClosedLoop) and load.workload.images
+    stage = Stage(tuple(settings.serve), logs, settings.port, settings.start_timeout, images)
     results = Results(
         started=now.isoformat(" ", "seconds"),
         workload=name,

@@ -45,7 +45,7 @@ def render(results: Results) -> str:
         colours=colours(results),
         plots=shown,
         headlines=_headlines(results),
-        rows=[_row(results, metric) for metric in METRICS],
+        rows=[_row(results, metric) for metric in stats.known(results)],
         answers=_answers(results),
         differences=_differences(results),
         servers=_servers(results),

@@ -60,6 +60,7 @@ class Figures(BaseModel):
     """Output tokens per second, from the start of the run to its last answer."""
     hit_rate: float | None
     """Prompt tokens found in the prefix cache, of those looked up; None if none were."""
+    images_encoded: int | None = None
     preemptions: float | None
     kv_usage_mean: float | None
     kv_usage_max: float | None
@@ -86,6 +87,8 @@ class Run(BaseModel):
     """0 in an open loop."""
     cut_sessions: int = 0
     """Sessions that ended early, at the model's context length."""
+    images_encoded: int | None = None
+    """None if that is unknown, as of running servers, or if there are no images."""
     is_complete: bool = False
     error: str | None = None
     figures: Figures | None = None

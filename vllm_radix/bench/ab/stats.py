@@ -49,6 +49,15 @@ def of_arm(results: Results, arm: str, metric: Metric) -> Spread | None:
     return spread([value for value in values if value is not None])
 
 
+def known(results: Results) -> list[Metric]:
+    """The figures that any complete run has."""
+    return [
+        metric
+        for metric in METRICS
+        if any(of_arm(results, arm.name, metric) is not None for arm in results.arms)
+    ]
+
+
 def changes(results: Results) -> list[Change]:
     """Every figure of every arm but the base against the base."""
     return [

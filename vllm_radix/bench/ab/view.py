@@ -121,7 +121,7 @@ def table(results: Results) -> Table:
         out.add_column(escape(arm.name), justify="right")
         if arm.name != results.base:
             out.add_column(f"against {escape(results.base)}", justify="right")
-    for metric in METRICS:
+    for metric in stats.known(results):
         out.add_row(metric.label, *_cells(results, metric))
     if len(results.arms) > 1:
         out.add_section()

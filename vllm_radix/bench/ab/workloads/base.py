@@ -68,6 +68,8 @@ class Workload(BaseModel):
     name: ClassVar[str]
     about: ClassVar[str]
     """A sentence for people who choose between workloads."""
+    images: ClassVar[bool] = False
+    """Whether it shows images."""
     lengthens: ClassVar[tuple[str, ...]]
     """The parameters that make its longest prompts and their answers longer."""
 

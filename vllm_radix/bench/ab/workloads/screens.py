@@ -33,6 +33,7 @@ class Screens(Workload):
 
     name: ClassVar[str] = "screens"
     about: ClassVar[str] = "agents that inspect the same few screenshots; the model must see images"
+    images: ClassVar[bool] = True
     lengthens: ClassVar[tuple[str, ...]] = (
         "screens",
         "questions",
