@@ -108,20 +108,39 @@ def test_lines_without_times_come_at_once(tmp_path: Path, tokenizer: str) -> Non
         ({"prompt": 3}, "line 2: prompt: a prompt is a string, or a list of parts .* a number"),
         (
             {"prompt": [{"type": "image_url", "image_url": {"url": "a"}, "tokens": NAN}]},
-            "line 2: prompt.0.image_url.tokens: Input should be a finite number",
+            r"line 2: prompt\[0\]\.tokens: Input should be a finite number",
         ),
         (
             {"prompt": [{"type": "image_url", "image_url": {"url": "a"}, "tokens": 10**12}]},
-            "line 2: prompt.0.image_url.tokens: Input should be less than or equal to 10000000",
+            r"line 2: prompt\[0\]\.tokens: Input should be less than or equal to 10000000",
         ),
         (
             {"prompt": [{"type": "image_url", "image_url": {"url": "a"}, "tokens": 0}]},
-            "line 2: prompt.0.image_url.tokens: Input should be greater than or equal to 1",
+            r"line 2: prompt\[0\]\.tokens: Input should be greater than or equal to 1",
         ),
         (
             {"prompt": [{"type": "image_url", "image_url": {"url": "a"}}]},
             "line 2: nothing tells how many tokens an image takes",
         ),
+        (
+            {"prompt": [{"type": "image_url", "image_url": {}}]},
+            r"line 2: prompt\[0\]\.image_url\.url: Field required\.$",
+        ),
+        (
+            {"prompt": [{"type": "text", "text": "a"}, {"type": "text"}]},
+            r"line 2: prompt\[1\]\.text: Field required\.$",
+        ),
+        (
+            {"prompt": [{"type": "image_url", "image_url": {"url": "a"}, "token": 20}]},
+            r'line 2: prompt\[0\]: Unknown key "token": there are type, image_url, uuid, tokens\.$',
+        ),
+        (
+            {"prompt": [{"type": "image_url", "image_url": {"url": "a", "urls": "b"}}]},
+            r'line 2: prompt\[0\]\.image_url: Unknown key "urls": there are url, detail\.$',
+        ),
+        ({"prompt": [{"type": "image"}]}, r"\}; prompt\[0\] has another type, or none\.$"),
+        ({"prompt": "a", "session": [1]}, "line 2: session: Input should be a valid string"),
+        ({"prompt": "a", "session": {"a": 1}}, "line 2: session: Input should be a valid string"),
     ],
 )
 def test_a_malformed_line_is_named(
@@ -228,5 +247,5 @@ def test_candidates_of_a_step_are_asked_for_at_once_then_judged(
 def test_a_malformed_log_is_named(tmp_path: Path, tokenizer: str) -> None:
     path = tmp_path / "log.json"
     path.write_text(json.dumps([LOG[0], {"steps": [{"x": "h"}]}]))
-    with pytest.raises(TraceError, match=r"log\.json: 1\.steps\.0\.ys: Field required\.$"):
+    with pytest.raises(TraceError, match=r"log\.json: \[1\]\.steps\[0\]\.ys: Field required\.$"):
         read_trace(path, TraceOptions(tokenizer=tokenizer))

@@ -3,10 +3,12 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+
+from vllm_radix.bench.problems import first_problem
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _MAX_COUNT = 1_000_000_000
@@ -31,11 +33,12 @@ def split_options(text: str) -> tuple[str, dict[str, Any]]:
     return name, parsed
 
 
-def parameter_error(name: str, error: ValidationError, known: Iterable[str]) -> ValueError:
+def parameter_error(
+    name: str, error: ValidationError, given: Mapping[str, Any], known: Iterable[str]
+) -> ValueError:
     """What is wrong with the parameters of ``name``, in one sentence, and which ones there are."""
-    problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    return ValueError(f"{name}: {where}: {problem['msg']}; the parameters are {', '.join(known)}.")
+    problem = first_problem(error, given)
+    return ValueError(f"{name}: {problem}; the parameters are {', '.join(known)}.")
 
 
 def parse_counts(text: str) -> list[int]:

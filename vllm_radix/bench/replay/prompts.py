@@ -20,6 +20,22 @@ _WHAT_IT_MAY_BE = (
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
+class _ImageModel(BaseModel):
+    """What an image part holds; a key that means nothing here is one that was misspelt."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_known_keys(cls, value: Any) -> Any:
+        for key in value if isinstance(value, dict) else ():
+            if key not in cls.model_fields:
+                raise PydanticCustomError(
+                    "key",
+                    'Unknown key "{key}": there are {known}',
+                    {"key": key, "known": ", ".join(cls.model_fields)},
+                )
+        return value
+
+
 class TextPart(BaseModel):
     """Text between images."""
 
@@ -27,13 +43,15 @@ class TextPart(BaseModel):
     text: str
 
 
-class ImageUrl(BaseModel):
+class ImageUrl(_ImageModel):
     """Where the image is, or the image itself as base64. Nothing is fetched or decoded."""
 
     url: NonEmpty
+    detail: Any = None
+    """Of the chat API. How many tokens it makes is for ``tokens`` to say."""
 
 
-class ImagePart(BaseModel):
+class ImagePart(_ImageModel):
     """An image. Its URL says which one it is, or its ``uuid`` if it has one, as in vLLM."""
 
     type: Literal["image_url"]
@@ -76,17 +94,17 @@ def _as_parts(value: Any) -> Any:
         return [TextPart(type="text", text=value)]
     if not isinstance(value, list):
         raise _not_a_prompt(f"this one is {_kind(value)}")
-    for number, part in enumerate(value, 1):
+    for number, part in enumerate(value):
         if not isinstance(part, dict):
-            raise _not_a_prompt(f"part {number} is {_kind(part)}")
+            raise _not_a_prompt(f"prompt[{number}] is {_kind(part)}")
         if part.get("type") in _PART_TYPES:
             continue
         if "role" in part:
             raise _not_a_prompt(
-                f"part {number} is a chat message, so render the messages to one text with the "
+                f"prompt[{number}] is a chat message, so render the messages to one text with the "
                 "model's chat template"
             )
-        raise _not_a_prompt(f"part {number} has another type, or none")
+        raise _not_a_prompt(f"prompt[{number}] has another type, or none")
     return value
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from vllm_radix.bench.problems import first_problem
 from vllm_radix.bench.replay.sessions import Tokens, Workload, random_tokens
 
 FORMATS = (
@@ -130,9 +131,7 @@ def checked(model: type[Model], value: Any, place: str) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise TraceError(f"{place}: {where}: {problem['msg']}.") from None
+        raise TraceError(f"{place}: {first_problem(error, value)}.") from None
 
 
 def continuation(following: Tokens, start: int, length: int, rng: np.random.Generator) -> Tokens:

@@ -239,7 +239,7 @@ def make_generator(name: str, parameters: dict[str, Any]) -> Generator:
     try:
         return generator.model_validate(parameters)
     except ValidationError as error:
-        raise parameter_error(name, error, generator.model_fields) from None
+        raise parameter_error(name, error, parameters, generator.model_fields) from None
 
 
 def _single(name: str, prompt: Tokens, answer: Tokens, start: float = 0.0) -> Session:

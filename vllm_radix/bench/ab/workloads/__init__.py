@@ -57,4 +57,4 @@ def make_workload(text: str, data: Path | None) -> Workload:
         return workload.model_validate(parameters)
     except ValidationError as error:
         known = (field for field in workload.model_fields if field != "path")
-        raise parameter_error(name, error, known) from None
+        raise parameter_error(name, error, parameters, known) from None
