@@ -55,6 +55,12 @@ def test_a_range_begins_with_its_lower_end() -> None:
         TypeAdapter(Range).validate_python([9, 3])
 
 
+@pytest.mark.parametrize("value", [-3, 5, "9", None, [1], [1, 2, 3], {"low": 1, "high": 2}])
+def test_a_range_has_two_ends(value: object) -> None:
+    with pytest.raises(ValidationError, match=r"Input should be \[low, high\], two whole numbers"):
+        TypeAdapter(Range).validate_python(value)
+
+
 def test_options_are_finite() -> None:
     assert finite(0.5) == 0.5
     assert finite(None) is None

@@ -145,6 +145,14 @@ def test_nothing_is_lost_when_interrupted(tmp_path: Path) -> None:
             ['agents:{"think_time": Infinity}'],
             "agents: think_time: Input should be a finite number; the parameters are sessions,",
         ),
+        (
+            ['screens:{"screen_tokens": -3}'],
+            "screens: screen_tokens: Input should be [low, high], two whole numbers; the",
+        ),
+        (
+            ['screens:{"screen_tokens": [1, 0.5]}'],
+            "screens: screen_tokens[1]: Input should be a valid integer",
+        ),
         (['agents:{"user_tokens": [9, 3]}'], "user_tokens: The first number, 9, is above"),
     ],
 )

@@ -155,8 +155,13 @@ def test_text_needs_a_tokenizer_that_exists(tmp_path: Path) -> None:
     path.write_text('{"prompt": "a"}\n')
     with pytest.raises(TraceError, match="name the model's tokenizer with --tokenizer"):
         read_trace(path, TraceOptions())
-    with pytest.raises(TraceError, match=r"^There is no tokenizer '.*nowhere'"):
+    with pytest.raises(
+        TraceError, match=r"^--tokenizer: .* no tokenizer in .*/nowhere: it is no folder\.$"
+    ):
         read_trace(path, TraceOptions(tokenizer=str(tmp_path / "nowhere")))
+    # One of something else.
+    with pytest.raises(TraceError, match=rf"^There is no tokenizer '{tmp_path}': "):
+        read_trace(path, TraceOptions(tokenizer=str(tmp_path)))
 
 
 def test_a_file_of_no_known_format_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from vllm_radix.bench.ab import encodings
+from vllm_radix.bench.folders import check_named
 from vllm_radix.bench.server import Server, ServerError, vllm_serve
 
 BUILT_IN: dict[str, tuple[str, ...]] = {
@@ -135,9 +136,7 @@ def check_serve_arguments(arms: Sequence[Arm], arguments: Sequence[str]) -> None
         flag = argument.partition("=")[0].replace("_", "-")
         if flag in _RESERVED:
             raise ValueError(f"{flag} {_RESERVED[flag]}: leave it out of the flags after the --.")
-    model = Path(arguments[0])
-    if (model.is_absolute() or arguments[0].startswith(".")) and not model.is_dir():
-        raise ValueError(f"There is no model in {model}: it is no folder.")
+    check_named("model", arguments[0])
 
 
 def check_running(arms: Sequence[Arm]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from vllm_radix.bench.folders import check_named
 from vllm_radix.bench.quantities import SomeTokens
 from vllm_radix.bench.replay.sessions import NUM_TOKEN_IDS, Span, Tokens
 from vllm_radix.bench.replay.traces import TraceError
@@ -137,6 +138,10 @@ class PromptReader:
         Raises:
             TraceError: there is no such tokenizer.
         """
+        try:
+            check_named("tokenizer", tokenizer)
+        except ValueError as error:
+            raise TraceError(f"--tokenizer: {error}") from None
         from transformers import AutoTokenizer
 
         try:
