@@ -459,7 +459,21 @@ def test_help_names_every_workload() -> None:
     assert status == 0
     words = set(re.split(r"[^\w-]+", output))
     assert set(WORKLOADS) <= words
-    assert "sizes count words" in " ".join(output.replace("│", " ").split())
+    text = " ".join(output.replace("│", " ").split())
+    assert "requests are texts, with images for screens, and sizes count words" in text
+    assert "--list-workloads" in words
+
+
+def test_all_parameters_are_listed() -> None:
+    status, output = invoke("--list-workloads")
+    assert status == 0
+    for name, workload in WORKLOADS.items():
+        listed = output.partition(f"{name}: {workload.about}")[2]
+        for parameter in workload.model_fields.keys() - {"path"}:
+            assert parameter in listed
+    assert "message_words [80, 250] Words of a task or of a tool's result." in output
+    assert "limit null Only so many prompts, from the first." in output
+    assert " path " not in output
 
 
 @pytest.mark.usefixtures("_no_servers")

@@ -15,6 +15,21 @@ _LOAD = "What they are asked"
 _WIDTH = 160
 
 
+def _console() -> Console:
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console
+
+
+def _list_workloads(asked: bool) -> None:
+    if asked:
+        from vllm_radix.bench.ab.catalogue import catalogue
+
+        _console().print(catalogue())
+        raise typer.Exit
+
+
 def ab(
     serve: Annotated[
         list[str] | None,
@@ -63,11 +78,21 @@ def ab(
         typer.Option(
             help="agents (the default), extraction, tree-search, few-shot, screens, swe, "
             "generative or unique, with parameters as 'agents:{\"num_sessions\": 50}', which are "
-            "not those of vllm-radix replay: here workloads are texts, and sizes count words; an "
-            "unknown parameter lists those that there are.",
+            "not those of vllm-radix replay: here requests are texts, with images for screens, and "
+            "sizes count words; --list-workloads lists them all.",
             rich_help_panel=_LOAD,
         ),
     ] = None,
+    list_workloads: Annotated[
+        bool,
+        typer.Option(
+            "--list-workloads",
+            is_eager=True,
+            callback=_list_workloads,
+            help="Print all workloads and their parameters, and end.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = False,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -133,9 +158,7 @@ def ab(
 
     vllm-radix ab --workload agents -- MODEL --max-model-len 16384
     """
-    console = Console()
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = _console()
     with console.status("Loading"):
         from vllm_radix.bench.ab.main import Settings, run_and_report
     settings = Settings(

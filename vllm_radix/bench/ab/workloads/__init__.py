@@ -9,6 +9,7 @@ a workload of images needs nothing else.
 from pathlib import Path
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from vllm_radix.bench.ab.workloads.agents import Agents
 from vllm_radix.bench.ab.workloads.base import FileWorkload, Workload
@@ -41,7 +42,7 @@ def make_workload(text: str, data: Path | None) -> Workload:
     Raises:
         ValueError: there is no such workload, parameter or file, in one sentence.
     """
-    name, parameters = split_options(text)
+    name, given = split_options(text)
     workload = WORKLOADS.get(name)
     if workload is None:
         raise ValueError(f"There is no workload {name!r}: give one of {', '.join(WORKLOADS)}.")
@@ -50,11 +51,15 @@ def make_workload(text: str, data: Path | None) -> Workload:
             raise ValueError(f"{name} reads recorded texts: name their file with --data.")
         if not data.exists():
             raise ValueError(f"--data: there is no {data}.")
-        parameters["path"] = data
+        given["path"] = data
     elif data is not None:
         raise ValueError(f"{name} makes its own texts: leave --data out.")
     try:
-        return workload.model_validate(parameters)
+        return workload.model_validate(given)
     except ValidationError as error:
-        known = (field for field in workload.model_fields if field != "path")
-        raise parameter_error(name, error, parameters, known) from None
+        raise parameter_error(name, error, given, parameters(workload)) from None
+
+
+def parameters(workload: type[Workload]) -> dict[str, FieldInfo]:
+    """What may follow the workload's name; a file is an option of its own."""
+    return {name: field for name, field in workload.model_fields.items() if name != "path"}

@@ -64,7 +64,7 @@ class Workload(BaseModel):
     The same seed and the same answers make the same requests, whatever their timing.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     name: ClassVar[str]
     about: ClassVar[str]
     """A sentence for people who choose between workloads."""
