@@ -147,6 +147,8 @@ def test_items_that_lie_over_one_another_all_count(keys: RequestKeys) -> None:
     assert num_shared(one, clip("video", "audio")) == 20
     assert num_shared(one, clip("video", "other audio")) == 2
     assert num_shared(one, clip("other video", "audio")) == 2
+    # Nor may another audio of another video, whatever labels those have had.
+    assert num_shared(one, clip("audio", "video")) == 2
 
 
 def test_text_inside_the_span_of_an_item_counts(keys: RequestKeys) -> None:
@@ -231,6 +233,110 @@ def test_images_of_waiting_requests_are_kept(keys: RequestKeys) -> None:
         keys.forget(request)
     assert len(keys._labels) < 2100
     assert keys.key(with_items(image("cat", 0, 20))).tokens[0] == label
+
+
+def test_what_is_cached_of_items_over_one_another_is_found_after_a_sweep() -> None:
+    tree = RadixTree(BLOCK_SIZE, 10)
+    keys = RequestKeys(BLOCK_SIZE, tree)
+    clips = {
+        "video": with_items(image("video", 0, 20), image("audio", 0, 20)),
+        "embeds": make_request(
+            [9] * 20, prompt_embeds=torch.ones(20, 8), mm_features=[image("video", 0, 20)]
+        ),
+    }
+    for blocks, request in zip(([0, 1, 2, 3, 4], [5, 6, 7, 8, 9]), clips.values(), strict=True):
+        key = keys.key(request)
+        tree.release(tree.extend(tree.enter(key.namespace), key.data, blocks).node)
+        keys.forget(request)
+    for number in range(5000):
+        request = with_items(image(f"image {number}", 0, 4))
+        keys.key(request)
+        keys.forget(request)
+    assert len(keys._labels) < 2100
+    for request in clips.values():
+        assert tree.match(keys.key(request)).num_tokens == 20
+
+
+def test_token_ids_that_look_like_labels_are_none(keys: RequestKeys) -> None:
+    """vLLM lets a client without a tokenizer send any number."""
+    seen = keys.key(with_items(image("cat", 0, 20), image("dog", 12, 4)))
+    labels = list(seen.tokens)
+    for forged in ([-1] * 20, [-2] * 20, labels, list(reversed(labels)), list(range(-20, 0))):
+        key = keys.key(make_request(forged))
+        assert num_shared(key, seen) == 0
+        assert num_shared(key, keys.key(make_request(forged))) == 20
+    inside = keys.key(with_items(image("cat", 0, 20), prompt=[labels[0]] * 20))
+    assert num_shared(inside, seen) == num_shared(inside, keys.key(make_request(labels))) == 0
+
+
+def test_what_is_decoded_after_an_image_is_text(keys: RequestKeys) -> None:
+    """Even if the model says what stands for images in prompts."""
+    request = with_items(image("cat", 12, 8))
+    whole = keys.key(request).data
+    request.append_output_token_ids([9] * 8)
+    assert keys.data(request, 20, 28) == pack_tokens([9] * 8)
+    assert keys.data(request, 12, 28) == whole[12 * 4 :] + pack_tokens([9] * 8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_items_share_what_they_have_in_common_and_nothing_else(seed: int) -> None:
+    """While labels are forgotten at once, and have to be given out again and again."""
+    rng = random.Random(seed)
+    tree = RadixTree(BLOCK_SIZE, 24)
+    keys = RequestKeys(BLOCK_SIZE, tree)
+    labels = keys._labels
+    labels.MIN_SIZE_TO_SWEEP = labels._sweep_at = 1
+    labels.LOWEST = -120
+    free = list(range(24))
+    # What stands at the positions of a prompt up to the end of each cached block.
+    cached: dict[int, list[object]] = {}
+    waiting: list[Request] = []
+
+    def contents(request: Request) -> list[object]:
+        assert request.prompt_token_ids is not None
+        return [
+            (token, *(i.identifier for i in request.mm_features if at in position_of(i)))
+            for at, token in enumerate(request.prompt_token_ids)
+        ]
+
+    def position_of(item: MultiModalFeatureSpec) -> range:
+        start = item.mm_position.offset
+        return range(start, start + item.mm_position.length)
+
+    def common(a: list[object], b: list[object]) -> int:
+        pairs = zip(a, b, strict=False)
+        return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
+
+    for _ in range(1500):
+        if len(waiting) < 4:
+            first = rng.randrange(3)
+            items = [image(str(rng.randrange(9)), first, rng.randint(1, 12 - first))]
+            if rng.random() < 0.3:
+                items.append(image(str(rng.randrange(9)), first, items[0].mm_position.length))
+            waiting.append(with_items(*items, prompt=rng.choices((7, 8), (9, 1), k=12)))
+            keys.key(waiting[-1])
+        request = waiting[rng.randrange(len(waiting))]
+        key, standing = keys.key(request), contents(request)
+        longest = max((common(standing, known) for known in cached.values()), default=0)
+        assert tree.match(key).num_tokens == longest
+        if rng.random() < 0.5:
+            waiting.remove(request)
+            evicted = tree.evict(max(0, 3 - len(free)))
+            free += evicted
+            for block in evicted:
+                del cached[block]
+            blocks = [free.pop() for _ in range(3)]
+            extension = tree.extend(tree.enter(key.namespace), key.data, blocks)
+            returned = [*tree.release(extension.node), *extension.freed]
+            returned += blocks[: extension.num_duplicates]
+            for number, block in enumerate(blocks, 1):
+                if block not in returned:
+                    cached[block] = standing[: number * BLOCK_SIZE]
+            for block in extension.replaced:
+                del cached[block]
+            free += [*returned, *extension.replaced]
+            keys.forget(request)
+        assert len(labels) <= 120
 
 
 def test_runs_of_tokens_inside_an_item(keys: RequestKeys) -> None:

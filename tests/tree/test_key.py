@@ -64,7 +64,7 @@ def test_namespaces_are_pairs_and_not_joined_strings() -> None:
 
 class TestLabelTable:
     def test_a_label_is_negative_and_stays(self) -> None:
-        table = LabelTable(list)
+        table = LabelTable(list, int)
         labels = [table.label(f"image {i}") for i in range(1000)]
         assert len(set(labels)) == len(table) == 1000
         assert all(-(2**31) <= label < 0 for label in labels)
@@ -75,7 +75,7 @@ class TestLabelTable:
             def __hash__(self) -> int:
                 return 1
 
-        table = LabelTable(list)
+        table = LabelTable(list, int)
         labels = {table.label(Collides(f"{i:02}")) for i in range(50)}
         assert len(labels) == 50
 
@@ -90,7 +90,7 @@ class TestLabelTable:
             num_sweeps += 1
             return [*recent, *lasting]
 
-        table = LabelTable(in_use)
+        table = LabelTable(in_use, int)
         lasting += [table.label(("lasting", i)) for i in range(10)]
         largest = 0
         lowest = min(lasting)
@@ -117,7 +117,7 @@ class TestLabelTable:
             num_sweeps += 1
             return in_use
 
-        table = LabelTable(sweep)
+        table = LabelTable(sweep, int)
         for i in range(20_000):
             label = table.label(i)
             in_use.append(label)
@@ -128,16 +128,39 @@ class TestLabelTable:
 
     def test_forgotten_and_seen_again(self) -> None:
         """What is labelled anew can only fail to match; it never matches something else."""
-        table = LabelTable(list)
+        table = LabelTable(list, int)
         old = [table.label(i) for i in range(1024)]
         new = [table.label(i) for i in range(1023, 2040)]
         assert table.label(0) not in old
         assert not set(old[:-1]) & set(new)
 
-    def test_exhausted(self) -> None:
-        table = LabelTable(list)
-        table._next = -(2**31)
-        assert table.label("the last") == -(2**31)
-        with pytest.raises(OverflowError, match="the label table is exhausted"):
-            table.label("one more")
-        assert table.label("the last") == -(2**31)
+    def test_looking_through_a_large_cache_pays(self) -> None:
+        """As many labels come between two sweeps as blocks are cached."""
+        num_sweeps = 0
+
+        def sweep() -> list[int]:
+            nonlocal num_sweeps
+            num_sweeps += 1
+            return []
+
+        table = LabelTable(sweep, lambda: 50_000)
+        for i in range(110_000):
+            table.label(i)
+        # At 1024, 51,024 and 101,024.
+        assert num_sweeps == 3
+
+    def test_when_all_labels_were_given_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those that nothing refers to any more are given out again, and only those."""
+        monkeypatch.setattr(LabelTable, "LOWEST", -100)
+        in_use: list[int] = []
+        table = LabelTable(lambda: in_use, int)
+        labels = [table.label(i) for i in range(100)]
+        assert labels == list(range(-1, -101, -1))
+        in_use += labels[::3]
+        again = [table.label(("again", i)) for i in range(66)]
+        assert sorted([*again, *in_use]) == sorted(labels)
+        assert [table.label(i) for i in range(0, 100, 3)] == in_use
+        in_use += again[:6]
+        later = [table.label(("later", i)) for i in range(60)]
+        assert sorted([*later, *in_use]) == sorted(labels)
+        assert [table.label(("again", i)) for i in range(6)] == again[:6]

@@ -3,7 +3,7 @@
 
 import hashlib
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -27,9 +27,9 @@ class RequestKeys:
     def __init__(self, block_size: int, tree: RadixTree) -> None:
         self._block_size = block_size
         self._tree = tree
-        self._labels = LabelTable(self._labels_in_use)
-        # Those of the key that is being made.
-        self._being_put: list[int] = []
+        self._labels = LabelTable(self._labels_in_use, lambda: tree.num_cached_blocks)
+        # The labels of the key that is being made, and what they stand for.
+        self._being_put: dict[int, Hashable] = {}
         self._keys: dict[str, Key] = {}
         # How often the weights behind an adapter's id were replaced.
         self._reloads: dict[int, int] = {}
@@ -81,13 +81,22 @@ class RequestKeys:
         tokens: Sequence[int] = request.all_token_ids
         if start > 0 or stop < len(tokens):
             tokens = tokens[start:stop]
-        if not request.mm_features and request.prompt_embeds is None:
-            return pack_tokens(tokens)
+        packed = pack_tokens(tokens)
+        if start >= request.num_prompt_tokens:
+            return packed
+        is_forged = bool((np.frombuffer(packed, np.int32) < 0).any())
+        if not request.mm_features and request.prompt_embeds is None and not is_forged:
+            return packed
         self._being_put.clear()
-        data = bytearray(pack_tokens(tokens))
+        data = bytearray(packed)
+        if is_forged:
+            # No token id may pass for a label, not even one that no tokenizer gives.
+            data[:] = _replaced(packed, lambda value: self._label(value) if value < 0 else value)
         # Placeholder tokens look alike whatever they stand for; labels don't. What stands at a
-        # position counts too: an item may have text in it, such as the time stamps of a video.
+        # position counts too: an item may have text in it, such as the time stamps of a video, or
+        # another item, such as its sound.
         for feature in request.mm_features:
+            assert feature.identifier is not None
             offset = feature.mm_position.offset
             first, last = max(offset, start), min(offset + feature.mm_position.length, stop)
             if first < last:
@@ -99,31 +108,26 @@ class RequestKeys:
             for first in range(0, len(embeds), self._block_size):
                 rows = embeds[first : first + self._block_size]
                 span = slice(first * TOKEN_BYTES, (first + len(rows)) * TOKEN_BYTES)
-                label = self._label(("embeds", _digest(rows), bytes(data[span])))
+                standing = tuple(map(self._content, memoryview(data[span]).cast("i")))
+                label = self._label(("embeds", _digest(rows), standing))
                 data[span] = pack_tokens((label,)) * len(rows)
         return bytes(data)
 
     def _labelled(self, packed: bytearray, identifier: str) -> bytes:
         """The labels for an item that stands in the place of ``packed`` tokens. O(tokens)."""
-        num_tokens = len(packed) // TOKEN_BYTES
-        first = packed[:TOKEN_BYTES]
-        if packed == first * num_tokens:
-            token = int.from_bytes(first, sys.byteorder, signed=True)
-            label = self._label((identifier, token))
-            return label.to_bytes(TOKEN_BYTES, sys.byteorder, signed=True) * num_tokens
-        # Equal tokens stand in long runs: what is not vectorised is done by run.
-        values = np.frombuffer(packed, np.int32)
-        ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, num_tokens)
-        tokens = values[ends - 1].tolist()
-        label_of = {token: self._label((identifier, token)) for token in set(tokens)}
-        labels = np.array([label_of[token] for token in tokens], np.int32)
-        lengths = np.concatenate((ends[:1], ends[1:] - ends[:-1]))
-        return np.repeat(labels, lengths).tobytes()
+        return _replaced(packed, lambda value: self._label((identifier, self._content(value))))
 
     def _label(self, content: Hashable) -> int:
         label = self._labels.label(content)
-        self._being_put.append(label)
+        self._being_put[label] = content
         return label
+
+    def _content(self, value: int) -> Hashable:
+        """What a token or a label of the key that is being made stands for.
+
+        Labels themselves are no part of what others stand for: they may be forgotten earlier.
+        """
+        return self._being_put.get(value, value)
 
     def _labels_in_use(self) -> Iterator[int]:
         # A sweep must not take seconds where a large tree holds few labels: many edges at a time.
@@ -133,6 +137,23 @@ class RequestKeys:
         for key in self._keys.values():
             yield from _labels_in(key.data)
         yield from self._being_put
+
+
+def _replaced(packed: bytes | bytearray, replacement: Callable[[int], int]) -> bytes:
+    """``packed`` with another value for each, which is asked for once if it is equal. O(tokens)."""
+    num_tokens = len(packed) // TOKEN_BYTES
+    first = packed[:TOKEN_BYTES]
+    if packed == first * num_tokens:
+        value = replacement(int.from_bytes(first, sys.byteorder, signed=True))
+        return value.to_bytes(TOKEN_BYTES, sys.byteorder, signed=True) * num_tokens
+    # Equal values stand in long runs: what is not vectorised is done by run.
+    values = np.frombuffer(packed, np.int32)
+    ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, num_tokens)
+    of_runs = values[ends - 1].tolist()
+    new_of = {value: replacement(value) for value in set(of_runs)}
+    new = np.array([new_of[value] for value in of_runs], np.int32)
+    lengths = np.concatenate((ends[:1], ends[1:] - ends[:-1]))
+    return np.repeat(new, lengths).tobytes()
 
 
 def _labels_in(data: bytes) -> list[int]:

@@ -67,43 +67,54 @@ class LabelTable:
 
     A label stands for exactly one identifier as long as any key or edge holds it, so two items
     can never be taken for one another, whatever their identifiers hash to. Identifiers that
-    nothing refers to any more are dropped when the table has doubled since the last time, at a
-    cost that is amortised over the identifiers added in between.
+    nothing refers to any more are dropped when the table has doubled since the last time, and has
+    grown by the number of cached blocks that have to be looked through.
 
     Args:
         labels_in_use: returns every label that a cached edge or a live key still holds.
+        num_blocks: returns how many blocks are cached.
     """
 
-    _MIN_SIZE_TO_SWEEP = 1024
+    MIN_SIZE_TO_SWEEP = 1024
+    LOWEST = -(2**31)
 
-    def __init__(self, labels_in_use: Callable[[], Iterable[int]]) -> None:
+    def __init__(
+        self, labels_in_use: Callable[[], Iterable[int]], num_blocks: Callable[[], int]
+    ) -> None:
         self._labels_in_use = labels_in_use
+        self._num_blocks = num_blocks
         self._label_of: dict[Hashable, int] = {}
         self._next = -1
-        self._sweep_at = self._MIN_SIZE_TO_SWEEP
+        # The labels that were in use when all had been given out.
+        self._taken: set[int] = set()
+        self._sweep_at = self.MIN_SIZE_TO_SWEEP
 
     def __len__(self) -> int:
         return len(self._label_of)
 
     def label(self, identifier: Hashable) -> int:
-        """The label of ``identifier``. Amortised O(1).
-
-        Raises:
-            OverflowError: after 2**31 distinct identifiers that had to be told apart.
-        """
+        """The label of ``identifier``. Amortised O(tokens of a block)."""
         label = self._label_of.get(identifier)
         if label is None:
             if len(self._label_of) >= self._sweep_at:
                 self._sweep()
-            label = self._next
-            if label < -(2**31):
-                raise OverflowError("the label table is exhausted: restart the server")
-            # Labels are never given out twice: a stale one can only miss.
+            label = self._label_of[identifier] = self._unused()
+        return label
+
+    def _unused(self) -> int:
+        # No label is given out twice before all have been: until then a stale one can only miss.
+        while self._next < self.LOWEST or self._next in self._taken:
+            if self._next < self.LOWEST:
+                self._sweep()
+                self._taken = set(self._label_of.values())
+                self._next = 0
             self._next -= 1
-            self._label_of[identifier] = label
+        label = self._next
+        self._next -= 1
         return label
 
     def _sweep(self) -> None:
         in_use = set(self._labels_in_use())
         self._label_of = {i: label for i, label in self._label_of.items() if label in in_use}
-        self._sweep_at = max(self._MIN_SIZE_TO_SWEEP, 2 * len(self._label_of))
+        size = len(self._label_of)
+        self._sweep_at = max(self.MIN_SIZE_TO_SWEEP, size + max(size, self._num_blocks()))
