@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.request import Request, RequestStatus
 
 from .engine import Engine
@@ -29,8 +30,12 @@ MAX_MODEL_LEN = 32
 pick = st.integers(0, 99)
 # Few tokens, in runs: prompts share beginnings, and part inside blocks.
 prompts = st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.integers(1, 7)), min_size=1, max_size=4)
-images = st.none() | st.tuples(
-    st.sampled_from(["cat", "dog"]), st.integers(0, 3), st.integers(3, 6)
+# What is seen, after how many tokens, how long it is, and what is heard.
+clips = st.tuples(
+    st.sampled_from(["cat", "dog"]),
+    st.integers(0, 3),
+    st.sampled_from([3, 5]),
+    st.sampled_from([None, None, "miaow", "bark"]),
 )
 wishes = st.none() | st.fixed_dictionaries(
     {},
@@ -45,6 +50,19 @@ owners = st.sampled_from(
 )  # fmt: skip
 
 
+def features_of(items: list[Any], num_tokens: int) -> list[MultiModalFeatureSpec]:
+    """Clips one after the other, as many as there is room for."""
+    features = []
+    start = 0
+    for seen, gap, length, heard in items:
+        if start + gap + length <= num_tokens:
+            # An identifier stands for one content, and so for one length.
+            names = [f"{name} of {length}" for name in (seen, heard) if name is not None]
+            features += [image(name, start + gap, length) for name in names]
+            start += gap + length
+    return features
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """One scheduler and its requests. Subclasses set the options."""
 
@@ -56,13 +74,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(2, 5),
         max_num_batched_tokens=st.integers(6, 40),
         long_prefill_token_threshold=st.sampled_from([0, 8]),
+        next_label=st.integers(-40, -34),
         seed=st.integers(0, 9),
     )
-    def start(self, num_blocks: int, seed: int, **limits: int) -> None:
+    def start(self, num_blocks: int, next_label: int, seed: int, **limits: int) -> None:
         scheduler = make_scheduler(
             num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, **limits, **self.options
         )
         self.engine = Engine(scheduler, seed=seed, late=self.late)
+        if scheduler.radix_manager is not None:
+            # What nobody refers to is forgotten at once; and there are few more labels than clips,
+            # of which most were given out before.
+            labels = scheduler.radix_manager._keys._labels
+            labels.MIN_SIZE_TO_SWEEP = labels._sweep_at = 1
+            labels._num_blocks = int
+            labels.LOWEST, labels._next = -40, next_label
         self.seen: list[list[int]] = [[0] * 9]
 
     @property
@@ -77,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seed=st.sampled_from([1, 1, 2]),
         priority=st.integers(0, 2),
         owner=owners,
-        item=images,
+        items=st.lists(clips, max_size=3),
         session_id=st.sampled_from([None, "one", "another"]),
         wishes=wishes,
     )
@@ -87,7 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         again: int | None,
         cut: int,
         max_tokens: int,
-        item: tuple[str, int, int] | None = None,
+        items: list[Any] | None = None,
         wishes: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -99,10 +125,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             before = self.seen[again % len(self.seen)]
             prompt = before[: 1 + cut % len(before)] + prompt[: cut % 5]
         prompt = prompt[: MAX_MODEL_LEN - 2]
-        if item is not None and item[1] + item[2] <= len(prompt):
-            # An identifier stands for one content, and so for one length.
-            options["mm_features"] = [image(f"{item[0]} of {item[2]}", *item[1:])]
-        request = make_request(prompt, max_tokens=max_tokens, **options.pop("owner"), **options)
+        request = make_request(
+            prompt,
+            max_tokens=max_tokens,
+            mm_features=features_of(items or [], len(prompt)),
+            **options.pop("owner"),
+            **options,
+        )
         self.engine.add(request)
 
     @precondition(lambda self: self.live)
@@ -127,12 +156,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     # With steps in flight, vLLM loses a session whose piece ends after it was preempted: see
     # `test_sessions_while_steps_are_in_flight`.
     @precondition(lambda self: self.engine.depth == 1)
-    @rule(runs=prompts, again=st.none() | pick, ends=st.booleans(), max_tokens=st.integers(1, 5))
-    def talk(self, runs: Any, again: int | None, ends: bool, max_tokens: int) -> None:
+    @rule(
+        runs=prompts,
+        again=st.none() | pick,
+        ends=st.booleans(),
+        items=st.lists(clips, max_size=1),
+        max_tokens=st.integers(1, 5),
+    )
+    def talk(
+        self, runs: Any, again: int | None, ends: bool, items: list[Any], max_tokens: int
+    ) -> None:
         """A session, whose input comes in pieces: its first one, another, or its end."""
         sessions = [request for request in self.live if request.resumable]
         if again is None or not sessions:
-            self.add(runs, None, 0, max_tokens, seed=1, priority=0, owner={}, resumable=True)
+            self.add(runs, None, 0, max_tokens, items, seed=1, priority=0, owner={}, resumable=True)
             return
         session = sessions[again % len(sessions)]
         piece = [token for token, length in runs for _ in range(length)][:5]
@@ -142,7 +179,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             self.engine.scheduler.add_request(
                 make_request(
-                    piece, session.request_id, seed=1, max_tokens=max_tokens, resumable=True
+                    piece,
+                    session.request_id,
+                    seed=1,
+                    max_tokens=max_tokens,
+                    mm_features=features_of(items, len(piece)),
+                    resumable=True,
                 )
             )
 

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is cached of a waiting request, and when to look again."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
-from vllm_radix.scheduling.probe import BlockHashProbe, TreeProbe
+from vllm_radix.config import RadixConfig
+from vllm_radix.scheduling.probe import BlockHashProbe, EncoderProbe, TreeProbe
 
-from .factory import MAX_MODEL_LEN, full_attention, make_manager, make_request
+from .factory import MAX_MODEL_LEN, full_attention, image, make_manager, make_request
 
 
 class Cache:
@@ -159,3 +163,70 @@ def test_what_is_less_than_a_block_makes_no_cohort() -> None:
     assert cohort([*system[:3], 99]) == (3, 0)
     assert cohort([*system[:5], 99]) == (5, 5)
     assert cohort([99]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_reused"),
+    [
+        ({}, 10),
+        ({"radix_config": RadixConfig(token_granular=False)}, 8),
+        ({"use_eagle": True}, 4),
+    ],
+)
+def test_how_much_of_a_prefix_is_reused(options: dict[str, Any], num_reused: int) -> None:
+    """As much as a request gets that is admitted."""
+    manager = make_manager(**options)
+    cached = make_request([1] * 12)
+    blocks, num_hit, _ = manager.get_computed_blocks(cached)
+    manager.allocate_slots(cached, 12, num_hit, blocks)
+    manager.new_step_starts()
+    probe = TreeProbe(manager)
+    request = make_request([1] * 10 + [2] * 5)
+    prefix = probe.find(request)
+    assert prefix is not None and prefix.num_tokens == 10
+    assert probe.num_reused(prefix) == num_reused == manager.get_computed_blocks(request)[1]
+
+
+@pytest.mark.parametrize(
+    ("num_reused", "cached", "num_to_encode"),
+    [
+        (0, (), 3),
+        (0, ("cat",), 2),
+        (0, ("cat", "dog", "clip"), 0),
+        (2, (), 3),
+        (5, (), 3),
+        (6, (), 3),
+        # The cat comes once more at the end.
+        (12, (), 2),
+        (15, (), 2),
+        # Of the clip, text alone is left.
+        (16, (), 1),
+        (18, (), 1),
+        (21, (), 1),
+        (21, ("cat",), 0),
+        (22, (), 0),
+    ],
+)
+def test_what_has_to_be_encoded(
+    num_reused: int, cached: tuple[str, ...], num_to_encode: int
+) -> None:
+    """Each item once that is needed for what is not reused, and is not in the encoder cache."""
+    mask = torch.tensor([False, True, True, True, False, False])
+    clip = MultiModalFeatureSpec(
+        data=None,
+        modality="video",
+        identifier="clip",
+        mm_position=PlaceholderRange(offset=12, length=6, is_embed=mask),
+    )
+    items = [image("cat", 2, 4), image("dog", 6, 4), clip, image("cat", 18, 4)]
+    request = make_request([1] * 24, mm_features=items)
+    probe = EncoderProbe(lambda: SimpleNamespace(cached=dict.fromkeys(cached)))
+    assert set(probe.encoded()) == set(cached)
+    assert probe.num_to_encode(request, num_reused) == num_to_encode
+
+
+def test_an_encoder_cache_manager_that_keeps_nothing() -> None:
+    probe = EncoderProbe(object)
+    assert set(probe.encoded()) == set()
+    request = make_request([1] * 9, mm_features=[image("cat", 2, 4)])
+    assert probe.num_to_encode(request, 0) == 1

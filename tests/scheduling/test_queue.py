@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from vllm_radix.scheduling import lane
 from vllm_radix.scheduling.lane import Waiting
+from vllm_radix.scheduling.probe import EncoderProbe
 from vllm_radix.scheduling.queue import PrefixAffinityQueue
 
 from .factory import image, make_request
@@ -54,12 +56,12 @@ class Bench:
         self.lacks: dict[str, object] = {}
         self.finds: list[str] = []
         self.found: dict[str, Prefix | None] = {}
-        self.encoded: set[str] = set()
+        self.encoder = SimpleNamespace(cached=set())
         self.gate = Held()
         self.queue = PrefixAffinityQueue(
             self,
             self.gate,
-            self,
+            EncoderProbe(lambda: self.encoder),
             patience=patience,
             by_priority=by_priority,
         )
@@ -85,8 +87,8 @@ class Bench:
         new = [n for n, found in self.found.items() if self.cached.get(n, NOTHING) != found]
         return [lacks for lacks in lacking if any(self.lacks.get(n, n) == lacks for n in new)]
 
-    def num_to_encode(self, request: Request, num_cached_tokens: int) -> int:
-        return sum(feature.identifier not in self.encoded for feature in request.mm_features)
+    def num_reused(self, prefix: Prefix) -> int:
+        return prefix.num_tokens
 
     def add(self, name: str, cached: Prefix | None = NOTHING, **options: Any) -> Request:
         self.cached[name] = cached
@@ -174,12 +176,29 @@ class TestOrder:
     def test_of_equal_length_those_whose_images_are_encoded_first(self) -> None:
         bench = Bench()
         for name, length, item in [("a", 0, "cat"), ("b", 0, "dog"), ("c", 4, "cat"), ("d", 0, "")]:
-            features = [image(item, 1, 4)] if item else None
+            features = [image(item, 5, 4)] if item else None
             bench.add(name, prefix(length), mm_features=features)
         bench.wait()
-        bench.encoded = {"dog"}
+        bench.encoder.cached = {"dog"}
         bench.step()
         assert bench.admit_all() == ["c", "b", "d", "a"]
+
+    def test_what_is_encoded_may_change_while_they_wait(self) -> None:
+        bench = Bench()
+        for name in ("cat", "dog", "cow", "cat again"):
+            bench.add(name, mm_features=[image(name[:3], 1, 4), image("all", 5, 4)])
+        orders = []
+        for cached in ({"cow"}, {"dog", "cow"}, {"dog", "all"}, {"cat", "all"}, set()):
+            bench.encoder.cached = cached
+            bench.wait()
+            orders.append([entry.request.request_id for entry in bench.queue.ordered()])
+        assert orders == [
+            ["cow", "cat", "dog", "cat again"],
+            ["dog", "cow", "cat", "cat again"],
+            ["dog", "cat", "cow", "cat again"],
+            ["cat", "cat again", "dog", "cow"],
+            ["cat", "dog", "cow", "cat again"],
+        ]
 
     def test_who_go_on_as_one_that_was_admitted_follow_it(self) -> None:
         """Nothing is cached, but it will be as soon as the first of them runs."""

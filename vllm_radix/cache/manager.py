@@ -438,10 +438,7 @@ class RadixKVCacheManager(KVCacheManager):
             return self.empty_kv_cache_blocks, 0, 0
         if max_cache_hit_length is not None:
             match = self._tree.match(self._keys.key(request), max_cache_hit_length)
-        num_blocks = match.num_tokens // self._group.block_size
-        if self._group.use_eagle and num_blocks:
-            # The drafter needs the hidden states of the last block: compute it again.
-            num_blocks -= 1
+        num_blocks = self.num_reused(match) // self._group.block_size
         while True:
             ids = self._tree.path_blocks(match.node, num_blocks)
             matched = MatchedBlocks(self._pool, ids, match, request)
@@ -484,6 +481,19 @@ class RadixKVCacheManager(KVCacheManager):
                 return match
         self._matches[request.request_id] = (key, limit, match)
         return match
+
+    def num_reused(self, match: Match) -> int:
+        """How many tokens of a match are reused at most: whole blocks alone, for some models. O(1).
+
+        Fewer if it ends inside an item, or if the pool has no block for a copy.
+        """
+        if self._token_granular:
+            return match.num_tokens
+        num_blocks = match.num_tokens // self._group.block_size
+        if self._group.use_eagle and num_blocks:
+            # The drafter needs the hidden states of the last block: compute it again.
+            num_blocks -= 1
+        return num_blocks * self._group.block_size
 
     def next_token(self, request: Request, match: Match) -> tuple[int, int] | None:
         """Where a match ends and which token or label comes there; None if that is the last. O(1).

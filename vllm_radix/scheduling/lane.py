@@ -7,7 +7,7 @@ The rule and the proof of its bound are in ``docs/scheduling.md`` and at :class:
 from array import array
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from itertools import chain, islice, takewhile
 from operator import attrgetter
@@ -53,6 +53,9 @@ class Probe(Protocol):
         Too few tokens to make a difference don't count.
         """
 
+    def num_reused(self, prefix: CachedPrefix) -> int:
+        """How many of its tokens a request need not compute, at most. O(1)."""
+
     def state(self, node: Any) -> object:
         """Another value as soon as a prefix that ended at ``node`` may end elsewhere. O(1)."""
 
@@ -75,8 +78,11 @@ class Probe(Protocol):
 class Encoder(Protocol):
     """Says what of a request's images and the like has to be encoded. Asking changes nothing."""
 
-    def num_to_encode(self, request: Request, num_cached_tokens: int) -> int:
-        """How many items lie beyond the cached prefix and have no output in the encoder cache."""
+    def encoded(self) -> Collection[str]:
+        """The identifiers of the items whose outputs are cached."""
+
+    def num_to_encode(self, request: Request, num_reused: int) -> int:
+        """How many items are needed beyond the reused prefix and have no output in the cache."""
 
 
 @dataclass(eq=False, slots=True)
@@ -228,8 +234,9 @@ class Lane:
         self._deadlines = Deadlines()
         self._branches: dict[Any, _Branch] = {}
         self._cohorts: dict[Any, _Cohort] = {}
-        # Those of the window that have images or the like.
-        self._with_items: dict[Waiting, None] = {}
+        # Those of the window that have an item, by its identifier; and which were encoded lately.
+        self._having: dict[str, dict[Waiting, None]] = {}
+        self._encoded: frozenset[str] = frozenset()
         self.resumed: deque[Waiting] = deque()
         self.arrivals: list[Waiting] = []
         self.ordered: list[Waiting] = []
@@ -278,19 +285,21 @@ class Lane:
     def look(self) -> None:
         """Bring the order up to date.
 
-        O(branches + groups of those that changed + requests of groups that did + requests with
-        images).
+        O(branches + groups of those that changed + requests of groups that did + items in the
+        encoder cache + requests with those that came or went there).
         """
         for node, branch in list(self._branches.items()):
             before, branch.state = branch.state, self._state(node)
             if branch.state != before:
                 for lacks in self._probe.changed(node, before, branch.groups):
                     self._look_at(branch.groups[lacks])
-        for entry in list(self._with_items):
-            if entry.rank[1] != self._num_to_encode(entry):
-                match = entry.match
-                self._displace(entry)
-                self._place(entry, match)
+        if self._having:
+            encoded_before, self._encoded = self._encoded, frozenset(self._encoder.encoded())
+            for identifier in encoded_before ^ self._encoded:
+                for entry in list(self._having.get(identifier, ())):
+                    match = entry.match
+                    self._displace(entry)
+                    self._place(entry, match)
         if len(self.ordered) < min(WINDOW, len(self.arrivals)):
             for entry in self.arrivals[:WINDOW]:
                 if not entry.is_ordered:
@@ -369,19 +378,22 @@ class Lane:
         branch.groups.setdefault(entry.lacks, {})[entry] = None
         num_to_encode = 0
         if entry.request.mm_features:
-            self._with_items[entry] = None
-            num_to_encode = self._num_to_encode(entry)
+            for feature in entry.request.mm_features:
+                self._having.setdefault(feature.identifier, {})[entry] = None
+            num_reused = self._probe.num_reused(match) if match is not None else 0
+            num_to_encode = self._encoder.num_to_encode(entry.request, num_reused)
         cohort = self._cohorts.setdefault(entry.cohort, _Cohort(entry.arrival))
         cohort.size += 1
         entry.rank = (-num_tokens, num_to_encode, cohort.seniority, entry.arrival)
         insort(self.ordered, entry, key=_rank)
 
-    def _num_to_encode(self, entry: Waiting) -> int:
-        return self._encoder.num_to_encode(entry.request, entry.num_cached_tokens)
-
     def _displace(self, entry: Waiting) -> None:
         entry.is_ordered = False
-        self._with_items.pop(entry, None)
+        for identifier in {feature.identifier for feature in entry.request.mm_features}:
+            having = self._having[identifier]
+            del having[entry]
+            if not having:
+                del self._having[identifier]
         _discard(self.ordered, entry, _rank)
         node = _node(entry.match)
         branch = self._branches[node]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is cached of a waiting request, asked of the tree or of vLLM's own KV cache manager."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,25 @@ class EncoderProbe:
     def __init__(self, manager: Callable[[], Any]) -> None:
         self._manager = manager
 
-    def num_to_encode(self, request: Request, num_cached_tokens: int) -> int:
-        """How many items lie beyond the cached prefix and have no output in the encoder cache."""
+    def encoded(self) -> Collection[str]:
+        """The identifiers of the items whose outputs are cached."""
         # Of vLLM's own managers, the one for encoder-decoder models keeps no outputs.
-        outputs = getattr(self._manager(), "cached", {})
-        return sum(
-            feature.identifier not in outputs
-            for feature in request.mm_features
-            if feature.mm_position.offset + feature.mm_position.length > num_cached_tokens
-        )
+        cached: Collection[str] = getattr(self._manager(), "cached", ())
+        return cached
+
+    def num_to_encode(self, request: Request, num_reused: int) -> int:
+        """How many items are needed beyond the reused prefix and have no output in the cache."""
+        encoded = self.encoded()
+        needed = set()
+        for feature in request.mm_features:
+            position = feature.mm_position
+            first = max(num_reused - position.offset, 0)
+            if first < position.length and feature.identifier not in encoded:
+                # Of an item that is reused in part, there may be nothing left but text in it.
+                start, end = position.get_embeds_indices_in_range(first, position.length)
+                if start < end:
+                    needed.add(feature.identifier)
+        return len(needed)
 
 
 class TreeProbe:
@@ -40,6 +50,7 @@ class TreeProbe:
     def __init__(self, manager: RadixKVCacheManager) -> None:
         self.find = manager.probe
         self.lacking = manager.next_token
+        self.num_reused = manager.num_reused
         self._block_size = manager.block_size
 
     def cohort(self, match: Match) -> tuple[Node, int]:
@@ -108,6 +119,11 @@ class BlockHashProbe:
         self._num_blocks[request.request_id] = at
         last = self._cached(hashes[at - 1]) if at else None
         return HashedPrefix(at * self._block_size, -1 if last is None else last)
+
+    @staticmethod
+    def num_reused(prefix: HashedPrefix) -> int:
+        """All: these are whole blocks."""
+        return prefix.num_tokens
 
     @staticmethod
     def cohort(prefix: HashedPrefix) -> tuple[int, int]:

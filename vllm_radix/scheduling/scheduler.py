@@ -119,6 +119,41 @@ class RadixMixin(VllmScheduler):
                 new.mm_features = self.requests[new.req_id].mm_features
         return scheduled
 
+    def _try_schedule_encoder_inputs(
+        self,
+        request: Request,
+        num_computed_tokens: int,
+        num_new_tokens: int,
+        encoder_compute_budget: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if self._would_split_an_item(request, num_computed_tokens, num_new_tokens):
+            return [], 0, encoder_compute_budget, [], []
+        return super()._try_schedule_encoder_inputs(
+            request, num_computed_tokens, num_new_tokens, encoder_compute_budget, *args, **kwargs
+        )
+
+    def _would_split_an_item(self, request: Request, start: int, num_tokens: int) -> bool:
+        """Whether a chunk at ``start`` has a part of an item of which it must have all or nothing.
+
+        vLLM 0.32 sees to it for items that begin after the first token of a chunk, and 0.33 for
+        those that begin with it, too: there a match ends if another image follows the same text.
+        """
+        config = self.scheduler_config
+        if not config.disable_chunked_mm_input or self.is_encoder_decoder:
+            return False
+        longest = min(
+            self.max_num_scheduled_tokens,
+            config.long_prefill_token_threshold or self.max_num_scheduled_tokens,
+        )
+        return any(
+            # No chunk has room for a longer one. vLLM has to split it.
+            num_tokens < feature.mm_position.length <= longest
+            for feature in request.mm_features
+            if feature.mm_position.offset == start
+        )
+
     def _can_go_on(self) -> bool:
         """Whether some running request has something to compute that is not in flight already."""
         return any(

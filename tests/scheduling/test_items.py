@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images and the like: what a scheduler does for them, besides their KV."""
+
+from typing import Any
+
+import pytest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from .engine import Engine
+from .factory import image, make_request, make_scheduler
+
+asynchronous = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+
+
+def watch(engine: Engine) -> list[SchedulerOutput]:
+    """Everything that is scheduled from now on."""
+    scheduled = []
+    schedule = engine.scheduler.schedule
+
+    def schedule_and_tell(*args: Any, **kwargs: Any) -> SchedulerOutput:
+        scheduled.append(schedule(*args, **kwargs))
+        return scheduled[-1]
+
+    engine.scheduler.schedule = schedule_and_tell  # type: ignore[method-assign]
+    return scheduled
+
+
+def with_image(name: str, item: str, first: int) -> Any:
+    """A prompt of an image of eight tokens between two others."""
+    prompt = [first] + [9] * 8 + [2]
+    return make_request(prompt, name, mm_features=[image(item, 1, 8)], max_tokens=1)
+
+
+@asynchronous
+def test_whose_images_are_encoded_goes_first(async_scheduling: bool) -> None:
+    """All else equal: none of them has anything cached."""
+    engine = Engine(make_scheduler(max_num_seqs=1, async_scheduling=async_scheduling))
+    engine.add(with_image("before", "dog", 1))
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    engine.add(make_request([4] * 8, "running", max_tokens=6))
+    engine.step()
+    scheduled = watch(engine)
+    for name, item in [("a", "cat"), ("b", "dog"), ("c", "cow")]:
+        engine.add(with_image(name, item, 50 + ord(name)))
+    engine.run()
+    assert [new.req_id for step in scheduled for new in step.scheduled_new_reqs] == ["b", "a", "c"]
+
+
+def test_an_image_whose_end_is_cut_off_a_hit_has_to_be_encoded() -> None:
+    """Of nine cached tokens eight are reused, and the ninth is the last of the image."""
+    engine = Engine(make_scheduler(max_num_seqs=1, radix={"token_granular": False}))
+    items = [image("dog", 1, 8)]
+    for cached in (
+        make_request([1, *[9] * 8, 2, 2, 2], mm_features=items, max_tokens=1),
+        make_request([3] * 12, max_tokens=1),
+    ):
+        engine.add(cached)
+        engine.run()
+    engine.scheduler.encoder_cache_manager.reset()
+    engine.add(make_request([4] * 8, "running", max_tokens=6))
+    engine.step()
+    scheduled = watch(engine)
+    engine.add(with_image("image", "dog", 1))
+    engine.add(make_request([3] * 9 + [2], "text", max_tokens=1))
+    engine.run()
+    assert [new.req_id for step in scheduled for new in step.scheduled_new_reqs] == [
+        "text",
+        "image",
+    ]
+    [encoded] = [
+        step.scheduled_encoder_inputs for step in scheduled if step.scheduled_encoder_inputs
+    ]
+    assert encoded == {"image": [0]}
+
+
+@asynchronous
+@pytest.mark.parametrize("num_before", range(4, 12))
+@pytest.mark.parametrize("num_taken", [0, 1, 20, 27, 40])
+def test_an_item_that_must_not_be_split_is_not(
+    num_before: int, num_taken: int, async_scheduling: bool
+) -> None:
+    """Though a match ends where another image begins, and others take a part of the step."""
+    scheduler = make_scheduler(
+        num_blocks=200, max_num_batched_tokens=50, async_scheduling=async_scheduling
+    )
+    scheduler.scheduler_config.disable_chunked_mm_input = True
+    engine = Engine(scheduler)
+    before = list(range(1, num_before + 1))
+
+    def with_item(name: str) -> Any:
+        item = image(name, num_before, 30)
+        return make_request([*before, *[9] * 30, 5, 6], name, mm_features=[item], max_tokens=1)
+
+    engine.add(with_item("first"))
+    engine.run()
+    scheduled = watch(engine)
+    if num_taken:
+        engine.add(make_request([7] * num_taken, max_tokens=1))
+    engine.add(with_item("second"))
+    engine.run()
+    chunks = []
+    start = 0
+    for step in scheduled:
+        for new in step.scheduled_new_reqs:
+            if new.req_id == "second":
+                start = new.num_computed_tokens
+                assert start == num_before
+        num_tokens = step.num_scheduled_tokens.get("second", 0)
+        if num_tokens:
+            chunks.append((start, start + num_tokens))
+            start += num_tokens
+    inside = range(num_before + 1, num_before + 30)
+    assert not any(start in inside or end in inside for start, end in chunks)
+    engine.check_idle()
+
+
+def test_an_item_longer_than_any_chunk_is_split() -> None:
+    """Rather than wait for ever, as the threshold holds whenever another request is there."""
+    scheduler = make_scheduler(num_blocks=200, long_prefill_token_threshold=16)
+    scheduler.scheduler_config.disable_chunked_mm_input = True
+    engine = Engine(scheduler)
+    engine.add(make_request([7] * 4, max_tokens=40))
+    engine.step()
+    scheduled = watch(engine)
+    item = image("long", 0, 30)
+    engine.add(make_request([9] * 30 + [5], "long", mm_features=[item], max_tokens=1))
+    engine.run()
+    assert [step.num_scheduled_tokens.get("long") for step in scheduled[:3]] == [16, 15, None]
+
+
+@pytest.mark.parametrize("use_v2_model_runner", [False, True])
+def test_a_worker_that_gets_pixels_once_gets_those_of_cached_images(
+    use_v2_model_runner: bool,
+) -> None:
+    """It needs them if the image is evicted while the request is preempted."""
+    scheduler = make_scheduler()
+    scheduler.use_v2_model_runner = use_v2_model_runner
+    engine = Engine(scheduler)
+
+    def with_pixels(last: int) -> Any:
+        position = image("cat", 2, 4).mm_position
+        item = MultiModalFeatureSpec(MultiModalKwargsItem(), "image", "cat", position)
+        return make_request([9] * 8 + [last], mm_features=[item], max_tokens=1)
+
+    engine.add(with_pixels(1))
+    engine.run()
+    scheduled = watch(engine)
+    engine.add(with_pixels(2))
+    engine.run()
+    [new] = [new for step in scheduled for new in step.scheduled_new_reqs]
+    assert new.num_computed_tokens == 8
+    assert (new.mm_features[0].data is None) == use_v2_model_runner
