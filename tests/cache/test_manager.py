@@ -244,11 +244,15 @@ def test_a_request_goes_on_where_vllm_can(
     spans: list[tuple[int, int]], forks: list[int], longest: int, token_granular: bool
 ) -> None:
     """Inside no item, or between two blocks inside one item that no other lies over."""
-    items = [image(f"item {i}", *span) for i, span in enumerate(sorted(spans))]
+    # As in vLLM, none of them begins inside another and ends before it.
+    starts = sorted(start for start, _ in spans)
+    ends = sorted(start + length for start, length in spans)
+    spans = list(zip(starts, ends, strict=True))
+    items = [image(f"item {i}", start, end - start) for i, (start, end) in enumerate(spans)]
 
     def can_go_on(at: int) -> bool:
-        around = sum(offset < at < offset + length for offset, length in spans)
-        return around == 0 or (around == 1 and at % BLOCK_SIZE == 0)
+        number = sum(start < at < end for start, end in spans)
+        return number == 0 or (number == 1 and at % BLOCK_SIZE == 0)
 
     manager = make_manager(radix_config=RadixConfig(token_granular=token_granular))
     prompt = [9] * 34

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from vllm.multimodal.utils import get_mm_features_in_window
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core import kv_cache_coordinator
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -670,9 +671,12 @@ class RadixKVCacheManager(KVCacheManager):
 
 
 def _starts_of_items_around(request: Request, num_tokens: int) -> list[int]:
-    """Where the items begin inside which the first ``num_tokens`` tokens end. O(items)."""
-    positions = (feature.mm_position for feature in request.mm_features)
-    return [p.offset for p in positions if p.offset < num_tokens < p.offset + p.length]
+    """Where the items begin inside which the first ``num_tokens`` tokens end. O(log items)."""
+    features = request.mm_features
+    if not features:
+        return []
+    first, end = get_mm_features_in_window(features, num_tokens, num_tokens)
+    return [feature.mm_position.offset for feature in features[first:end]]
 
 
 @contextmanager
