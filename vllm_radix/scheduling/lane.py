@@ -100,6 +100,7 @@ class Waiting:
         match: its longest cached prefix when the queue looked last.
         lacks: what would have to be cached for that to be longer.
         cohort: where that ends for the purpose of the order: those of one cohort go together.
+        items: the identifiers of its images and the like.
         is_ordered: it is in the window.
         rank: sorts the requests in the window.
     """
@@ -115,6 +116,7 @@ class Waiting:
     match: CachedPrefix | None = None
     lacks: Hashable = None
     cohort: Any = None
+    items: frozenset[str] = frozenset()
     is_ordered: bool = False
     rank: tuple[int, int, int, int] = (0, 0, 0, 0)
 
@@ -377,9 +379,11 @@ class Lane:
             entry.cohort, num_tokens = self._probe.cohort(match)
         branch.groups.setdefault(entry.lacks, {})[entry] = None
         num_to_encode = 0
-        if entry.request.mm_features:
-            for feature in entry.request.mm_features:
-                self._having.setdefault(feature.identifier, {})[entry] = None
+        # A session may get more of them while it waits.
+        entry.items = frozenset(feature.identifier for feature in entry.request.mm_features)
+        if entry.items:
+            for identifier in entry.items:
+                self._having.setdefault(identifier, {})[entry] = None
             num_reused = self._probe.num_reused(match) if match is not None else 0
             num_to_encode = self._encoder.num_to_encode(entry.request, num_reused)
         cohort = self._cohorts.setdefault(entry.cohort, _Cohort(entry.arrival))
@@ -389,7 +393,7 @@ class Lane:
 
     def _displace(self, entry: Waiting) -> None:
         entry.is_ordered = False
-        for identifier in {feature.identifier for feature in entry.request.mm_features}:
+        for identifier in entry.items:
             having = self._having[identifier]
             del having[entry]
             if not having:
