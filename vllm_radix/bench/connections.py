@@ -8,6 +8,9 @@ vLLM's server closes it after 5 (``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``), as long as h
 a request that is sent at that moment gets no answer.
 """
 
+KEPT_LONG = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600"}
+"""In a server's environment: `vllm bench serve` keeps idle connections for a minute."""
+
 
 def reason(error: BaseException) -> str:
     """What a request failed of, in one sentence, with what lies behind it."""

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from vllm_radix.bench.ab import encodings
+from vllm_radix.bench.connections import KEPT_LONG
 from vllm_radix.bench.folders import check_named
 from vllm_radix.bench.server import Server, ServerError, vllm_serve
 
@@ -188,7 +189,7 @@ class Stage:
             yield Endpoint(arm.url, model, _version_at(arm.url), _reset_cache(arm.url))
             return
         log = self.logs / f"{_file_name(arm.name)}-{round_number}.log"
-        env = encodings.environment() if self.images else {}
+        env = KEPT_LONG | (encodings.environment() if self.images else {})
         with Server(self.command(arm), log, env=env, port=self.port) as server:
             server.wait_until_ready(self.start_timeout)
             model, version = _model_at(arm, server.url), _version_at(server.url)
