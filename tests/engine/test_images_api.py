@@ -33,6 +33,7 @@ ARMS = {
     "radix": ("--scheduler-cls", "vllm_radix.Scheduler"),
 }
 A, B, C = (Picture(seed) for seed in range(3))
+NAMED = Picture(3, identifier="the third page")
 # What is shown and asked one after the other, each in a conversation of its own.
 QUESTIONS: list[tuple[Picture | str, ...]] = [
     (A, "What is it?"),
@@ -42,9 +43,14 @@ QUESTIONS: list[tuple[Picture | str, ...]] = [
     (A, C, "What do they have in common?"),
     (B, A, "What do they have in common?"),
     (A, C, "Which is the larger one?"),
+    (A, A, "Are they the same?"),
+    (NAMED, "What is it?"),
+    (NAMED, "What colour is it?"),
+    ("Before it: ", NAMED, "What colour is it?"),
 ]
-# Those whose KV is not cached; of the fourth question's, B was encoded last and is still there.
-NEW_IMAGES = 1 + 1 + 0 + 0 + 1 + 1 + 0
+# Those whose KV is not cached; but the last one that was encoded is still there. That is B for the
+# fourth question, A for the one that has it twice, and the one with a name behind other text.
+NEW_IMAGES = 1 + 1 + 0 + 0 + 1 + 1 + 0 + 0 + 1 + 0 + 0
 
 Answer = tuple[list[str], list[float]]
 
@@ -53,7 +59,7 @@ def ask(client: openai.OpenAI, question: tuple[Picture | str, ...]) -> Answer:
     content: list[dict[str, Any]] = [
         {"type": "text", "text": part}
         if isinstance(part, str)
-        else {"type": "image_url", "image_url": {"url": part.url()}}
+        else {"type": "image_url", "image_url": {"url": part.url()}, "uuid": part.identifier}
         for part in question
     ]
     messages: Any = [
