@@ -116,6 +116,20 @@ def test_an_item_that_must_not_be_split_is_not(
     engine.check_idle()
 
 
+def test_a_request_that_is_alone_does_not_wait_for_more_room() -> None:
+    """Whatever it is that leaves less than a whole step: it would be for ever."""
+    scheduler = make_scheduler(num_blocks=200, max_num_batched_tokens=50)
+    scheduler.scheduler_config.disable_chunked_mm_input = True
+    request = make_request([9] * 30 + [5], mm_features=[image("cat", 0, 30)])
+    assert not scheduler._would_split_an_item(request, 0, 20)
+    scheduler.running.append(request)
+    assert not scheduler._would_split_an_item(request, 0, 20)
+    scheduler.running.append(make_request([7]))
+    assert scheduler._would_split_an_item(request, 0, 20)
+    assert not scheduler._would_split_an_item(request, 0, 30)
+    assert not scheduler._would_split_an_item(request, 1, 20)
+
+
 def test_an_item_longer_than_any_chunk_is_split() -> None:
     """Rather than wait for ever, as the threshold holds whenever another request is there."""
     scheduler = make_scheduler(num_blocks=200, long_prefill_token_threshold=16)

@@ -143,6 +143,9 @@ class RadixMixin(VllmScheduler):
         config = self.scheduler_config
         if not config.disable_chunked_mm_input or self.is_encoder_decoder:
             return False
+        if all(running is request for running in self.running):
+            # Nobody else takes a part of the step: no later one has more room.
+            return False
         longest = min(
             self.max_num_scheduled_tokens,
             config.long_prefill_token_threshold or self.max_num_scheduled_tokens,
