@@ -12,7 +12,9 @@ from vllm_radix.bench.folders import check_named
 def test_a_folder_must_exist(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ValueError, match=f"^There is no model in {name}: it is no folder.$"):
+    with pytest.raises(
+        ValueError, match=f"^There is no model in {name}: there is no such folder.$"
+    ):
         check_named("model", name)
     Path(name).mkdir(parents=True)
     check_named("model", name)

@@ -17,5 +17,5 @@ def check_named(what: str, name: str) -> None:
     is_path = name.startswith(("/", ".")) or (
         "://" not in name and (name.count("/") > 1 or name.endswith("/"))
     )
-    if is_path and not Path(name).is_dir():
-        raise ValueError(f"There is no {what} in {name}: it is no folder.")
+    if is_path and not Path(name).exists():
+        raise ValueError(f"There is no {what} in {name}: there is no such folder.")

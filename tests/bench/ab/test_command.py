@@ -375,7 +375,7 @@ def test_open_loops_are_handed_over(tmp_path: Path) -> None:
             ["--workload", 'agents:{"message_words": [9, 3]}', "--", "m"],
             "message_words: The first number, 9, is above the second",
         ),
-        (["--", "/no/model"], "There is no model in /no/model: it is no folder."),
+        (["--", "/no/model"], "There is no model in /no/model: there is no such folder."),
         (["--", "m", "--scheduler-cls", "x"], "--scheduler-cls is what the arms differ in"),
         (["--", "m", "--port=1"], "--port is an option of its own, before the --"),
         (["--arm", "fast", "--", "m"], "There is no arm 'fast': give no-cache, stock, radix"),

@@ -156,7 +156,7 @@ def test_text_needs_a_tokenizer_that_exists(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="name the model's tokenizer with --tokenizer"):
         read_trace(path, TraceOptions())
     with pytest.raises(
-        TraceError, match=r"^--tokenizer: .* no tokenizer in .*/nowhere: it is no folder\.$"
+        TraceError, match=r"^--tokenizer: .* no tokenizer in .*/nowhere: there is no such folder\.$"
     ):
         read_trace(path, TraceOptions(tokenizer=str(tmp_path / "nowhere")))
     # One of something else.
