@@ -327,7 +327,16 @@ def test_sessions_while_steps_are_in_flight(late: bool) -> None:
 
         def piece(length: int, rng: random.Random = rng, **options: Any) -> Request:
             prompt = [rng.randrange(3) for _ in range(length)]
-            return make_request(prompt, seed=1, max_tokens=rng.randint(1, 8), **options)
+            items = [
+                (rng.choice(("cat", "dog")), 0, rng.choice((3, 5)), rng.choice((None, "miaow")))
+            ]
+            return make_request(
+                prompt,
+                seed=1,
+                max_tokens=rng.randint(1, 8),
+                mm_features=features_of(items, length),
+                **options,
+            )
 
         sessions = [engine.add(piece(rng.randint(1, 6), resumable=True)) for _ in range(3)]
         others = [engine.add(piece(rng.randint(1, 6))) for _ in range(3)]

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is cached of a waiting request, and when to look again."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
 from vllm_radix.config import RadixConfig
-from vllm_radix.scheduling.probe import BlockHashProbe, EncoderProbe, TreeProbe
+from vllm_radix.scheduling import lane
+from vllm_radix.scheduling.probe import BlockHashProbe, EncoderCacheProbe, TreeProbe
 
 from .factory import MAX_MODEL_LEN, full_attention, image, make_manager, make_request
 
@@ -220,13 +221,21 @@ def test_what_has_to_be_encoded(
     )
     items = [image("cat", 2, 4), image("dog", 6, 4), clip, image("cat", 18, 4)]
     request = make_request([1] * 24, mm_features=items)
-    probe = EncoderProbe(lambda: SimpleNamespace(cached=dict.fromkeys(cached)))
-    assert set(probe.encoded()) == set(cached)
-    assert probe.num_to_encode(request, num_reused) == num_to_encode
+    assert lane.num_to_encode(request, num_reused, frozenset(cached)) == num_to_encode
+
+
+def test_what_is_in_the_encoder_cache() -> None:
+    manager = EncoderCacheManager(100)
+    probe = EncoderCacheProbe(lambda: manager)
+    assert set(probe.identifiers()) == set()
+    request = make_request([1] * 24, mm_features=[image("cat", 2, 4), image("dog", 6, 4)])
+    manager.allocate(request, 1)
+    assert set(probe.identifiers()) == {"dog"}
+    manager.free(request)
+    assert set(probe.identifiers()) == {"dog"}
+    manager.reset()
+    assert set(probe.identifiers()) == set()
 
 
 def test_an_encoder_cache_manager_that_keeps_nothing() -> None:
-    probe = EncoderProbe(object)
-    assert set(probe.encoded()) == set()
-    request = make_request([1] * 9, mm_features=[image("cat", 2, 4)])
-    assert probe.num_to_encode(request, 0) == 1
+    assert set(EncoderCacheProbe(object).identifiers()) == set()

@@ -15,7 +15,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from vllm_radix.scheduling import lane
 from vllm_radix.scheduling.lane import Waiting
-from vllm_radix.scheduling.probe import EncoderProbe
+from vllm_radix.scheduling.probe import EncoderCacheProbe
 from vllm_radix.scheduling.queue import PrefixAffinityQueue
 
 from .factory import image, make_request
@@ -61,7 +61,7 @@ class Bench:
         self.queue = PrefixAffinityQueue(
             self,
             self.gate,
-            EncoderProbe(lambda: self.encoder),
+            EncoderCacheProbe(lambda: self.encoder),
             patience=patience,
             by_priority=by_priority,
         )
@@ -199,6 +199,57 @@ class TestOrder:
             ["cat", "cat again", "dog", "cow"],
             ["cat", "dog", "cow", "cat again"],
         ]
+        bench.admit_all()
+        assert not bench.queue._lane(0)._having
+
+    def test_what_comes_and_goes_between_two_looks_counts_for_nothing(self) -> None:
+        bench = Bench()
+        bench.add("other", mm_features=[image("other", 1, 4)])
+        bench.wait()
+        bench.encoder.cached = {"dog"}
+        for name in ("cat", "dog"):
+            bench.add(name, mm_features=[image(name, 1, 4)])
+        bench.encoder.cached = set()
+        bench.step()
+        assert bench.admit_all() == ["other", "cat", "dog"]
+
+    def test_a_priority_that_is_not_next_keeps_up(self) -> None:
+        bench = Bench(by_priority=True)
+        bench.add("first", priority=0)
+        bench.encoder.cached = {"dog"}
+        for name in ("cat", "dog"):
+            bench.add(name, priority=1, mm_features=[image(name, 1, 4)])
+        bench.wait()
+        bench.encoder.cached = set()
+        bench.wait()
+        assert bench.admit() == "first"
+        bench.step()
+        assert bench.admit_all() == ["cat", "dog"]
+
+    def test_a_session_may_get_more_images_while_it_waits(self) -> None:
+        bench = Bench()
+        bench.add("other", mm_features=[image("dog", 1, 4)])
+        session = bench.add("session", mm_features=[image("cat", 1, 4)])
+        bench.encoder.cached = {"cat"}
+
+        def order() -> list[str]:
+            return [entry.request.request_id for entry in bench.queue.ordered()]
+
+        bench.wait()
+        assert order() == ["session", "other"]
+        session.mm_features += [image("cow", 5, 4), image("calf", 9, 4)]
+        bench.queue.look_again_at(session)
+        assert order() == ["other", "session"]
+        bench.encoder.cached = {"cow", "calf", "cat"}
+        bench.step()
+        assert order() == ["session", "other"]
+        # vLLM may change it first and say so later.
+        session.mm_features.append(image("bull", 13, 4))
+        bench.encoder.cached = {"bull"}
+        bench.step()
+        assert bench.admit_all() == ["other", "session"]
+        assert not bench.queue._lane(0)._having
+        bench.queue.look_again_at(make_request([1], "unknown"))
 
     def test_who_go_on_as_one_that_was_admitted_follow_it(self) -> None:
         """Nothing is cached, but it will be as soon as the first of them runs."""

@@ -10,7 +10,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.engine import core
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 import vllm_radix
 from vllm_radix.cache.manager import RadixKVCacheManager
@@ -600,3 +600,21 @@ def test_an_answer_that_is_generated_again_takes_no_more_memory_than_before(
     engine.run()
     engine.check_idle()
     assert engine.tree.num_cached_blocks == 11
+
+
+def test_a_session_that_gets_other_tokens_while_it_waits_is_ranked_anew() -> None:
+    """As one that was preempted may."""
+    engine = Engine(make_scheduler(max_num_seqs=1))
+    engine.generate(make_request([1] * 12, max_tokens=1))
+    engine.add(make_request([4] * 8, max_tokens=9))
+    engine.step()
+    session = engine.add(make_request([1] * 3, "session", resumable=True))
+    engine.add(make_request([1] * 6, "other"))
+    engine.step()
+    queue = engine.scheduler.affinity_queue
+    assert queue is not None
+    assert [entry.request.request_id for entry in queue.ordered()] == ["other", "session"]
+    update = StreamingUpdate.from_request(make_request([1] * 10, resumable=True))
+    assert update is not None
+    engine.scheduler._update_request_as_session(session, update)
+    assert [entry.request.request_id for entry in queue.ordered()] == ["session", "other"]

@@ -75,14 +75,25 @@ class Probe(Protocol):
         """
 
 
-class Encoder(Protocol):
-    """Says what of a request's images and the like has to be encoded. Asking changes nothing."""
+class EncoderCache(Protocol):
+    """Says which images and the like need not be encoded. Asking changes nothing."""
 
-    def encoded(self) -> Collection[str]:
-        """The identifiers of the items whose outputs are cached."""
+    def identifiers(self) -> Collection[str]:
+        """Of the items whose encoder outputs are cached."""
 
-    def num_to_encode(self, request: Request, num_reused: int) -> int:
-        """How many items are needed beyond the reused prefix and have no output in the cache."""
+
+def num_to_encode(request: Request, num_reused: int, encoded: Collection[str]) -> int:
+    """How many items a request needs beyond its reused prefix that are not encoded. O(items)."""
+    needed = set()
+    for feature in request.mm_features:
+        position = feature.mm_position
+        first = max(num_reused - position.offset, 0)
+        if first < position.length and feature.identifier not in encoded:
+            # Of an item that is reused in part, there may be nothing left but text in it.
+            start, end = position.get_embeds_indices_in_range(first, position.length)
+            if start < end:
+                needed.add(feature.identifier)
+    return len(needed)
 
 
 @dataclass(eq=False, slots=True)
@@ -228,15 +239,18 @@ class Lane:
         num_waited: how many were waiting at each of these admissions, all added up.
     """
 
-    def __init__(self, probe: Probe, gate: Gate, encoder: Encoder, patience: float) -> None:
+    def __init__(
+        self, probe: Probe, gate: Gate, encoder_cache: EncoderCache, patience: float
+    ) -> None:
         self._probe = probe
         self._gate = gate
-        self._encoder = encoder
+        self._encoder_cache = encoder_cache
         self._patience = patience
         self._deadlines = Deadlines()
         self._branches: dict[Any, _Branch] = {}
         self._cohorts: dict[Any, _Cohort] = {}
-        # Those of the window that have an item, by its identifier; and which were encoded lately.
+        # Those of the window that have an item, by its identifier; and what they were ranked by:
+        # the identifiers of the encoder cache.
         self._having: dict[str, dict[Waiting, None]] = {}
         self._encoded: frozenset[str] = frozenset()
         self.resumed: deque[Waiting] = deque()
@@ -296,8 +310,9 @@ class Lane:
                 for lacks in self._probe.changed(node, before, branch.groups):
                     self._look_at(branch.groups[lacks])
         if self._having:
-            encoded_before, self._encoded = self._encoded, frozenset(self._encoder.encoded())
-            for identifier in encoded_before ^ self._encoded:
+            before = self._encoded
+            self._encoded = frozenset(self._encoder_cache.identifiers())
+            for identifier in before ^ self._encoded:
                 for entry in list(self._having.get(identifier, ())):
                     match = entry.match
                     self._displace(entry)
@@ -310,6 +325,11 @@ class Lane:
     def look_again(self) -> None:
         """Look up every request of the window."""
         for entry in list(self.ordered):
+            self.look_again_at(entry)
+
+    def look_again_at(self, entry: Waiting) -> None:
+        """Look up a request, if it is in the window, and give it the place that it has now."""
+        if entry.is_ordered:
             self._displace(entry)
             self._place(entry, self._probe.find(entry.request))
 
@@ -378,17 +398,17 @@ class Lane:
             entry.lacks = self._probe.lacking(entry.request, match)
             entry.cohort, num_tokens = self._probe.cohort(match)
         branch.groups.setdefault(entry.lacks, {})[entry] = None
-        num_to_encode = 0
+        num_missing = 0
         # A session may get more of them while it waits.
         entry.items = frozenset(feature.identifier for feature in entry.request.mm_features)
         if entry.items:
             for identifier in entry.items:
                 self._having.setdefault(identifier, {})[entry] = None
             num_reused = self._probe.num_reused(match) if match is not None else 0
-            num_to_encode = self._encoder.num_to_encode(entry.request, num_reused)
+            num_missing = num_to_encode(entry.request, num_reused, self._encoded)
         cohort = self._cohorts.setdefault(entry.cohort, _Cohort(entry.arrival))
         cohort.size += 1
-        entry.rank = (-num_tokens, num_to_encode, cohort.seniority, entry.arrival)
+        entry.rank = (-num_tokens, num_missing, cohort.seniority, entry.arrival)
         insort(self.ordered, entry, key=_rank)
 
     def _displace(self, entry: Waiting) -> None:

@@ -13,7 +13,7 @@ from vllm_radix.cache.manager import RadixKVCacheManager
 from vllm_radix.tree import Match, Node
 
 
-class EncoderProbe:
+class EncoderCacheProbe:
     """Asks vLLM's encoder cache manager, which may belong to any class.
 
     Args:
@@ -23,25 +23,11 @@ class EncoderProbe:
     def __init__(self, manager: Callable[[], Any]) -> None:
         self._manager = manager
 
-    def encoded(self) -> Collection[str]:
-        """The identifiers of the items whose outputs are cached."""
+    def identifiers(self) -> Collection[str]:
+        """Of the items whose encoder outputs are cached."""
         # Of vLLM's own managers, the one for encoder-decoder models keeps no outputs.
         cached: Collection[str] = getattr(self._manager(), "cached", ())
         return cached
-
-    def num_to_encode(self, request: Request, num_reused: int) -> int:
-        """How many items are needed beyond the reused prefix and have no output in the cache."""
-        encoded = self.encoded()
-        needed = set()
-        for feature in request.mm_features:
-            position = feature.mm_position
-            first = max(num_reused - position.offset, 0)
-            if first < position.length and feature.identifier not in encoded:
-                # Of an item that is reused in part, there may be nothing left but text in it.
-                start, end = position.get_embeds_indices_in_range(first, position.length)
-                if start < end:
-                    needed.add(feature.identifier)
-        return len(needed)
 
 
 class TreeProbe:

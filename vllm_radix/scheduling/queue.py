@@ -12,7 +12,7 @@ from itertools import chain
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
-from vllm_radix.scheduling.lane import Encoder, Gate, Lane, Probe, Waiting
+from vllm_radix.scheduling.lane import EncoderCache, Gate, Lane, Probe, Waiting
 
 _ADMITTED = (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
 """What becomes of a request that is given out, unless it is skipped."""
@@ -24,7 +24,7 @@ class PrefixAffinityQueue(RequestQueue):
     Args:
         probe: says what is cached of a request.
         gate: may hold requests back; they are in the queue, but not given out for now.
-        encoder: knows which images need no encoding; such requests go before equals.
+        encoder_cache: knows which images need no encoding; such requests go before equals.
         patience: how many times as many admissions as first come, first served would take a
             request waits at most. With n others ahead of it in the order of arrival (and, if vLLM
             schedules by priority, no more important one about), it is admitted after at most
@@ -37,14 +37,14 @@ class PrefixAffinityQueue(RequestQueue):
         self,
         probe: Probe,
         gate: Gate,
-        encoder: Encoder,
+        encoder_cache: EncoderCache,
         *,
         patience: float,
         by_priority: bool,
     ) -> None:
         self._gate = gate
         self._by_priority = by_priority
-        self._make_lane = partial(Lane, probe, gate, encoder, patience)
+        self._make_lane = partial(Lane, probe, gate, encoder_cache, patience)
         self._lanes: dict[int, Lane] = {}
         self._entries: dict[str, Waiting] = {}
         self._num_arrived = 0
@@ -90,6 +90,13 @@ class PrefixAffinityQueue(RequestQueue):
         for lane in self._lanes.values():
             lane.look_again()
         self._is_front_known = False
+
+    def look_again_at(self, request: Request) -> None:
+        """A request has other tokens or images now. It may be unknown here."""
+        entry = self._entries.get(request.request_id)
+        if entry is not None:
+            self._lanes[entry.priority].look_again_at(entry)
+            self._is_front_known = False
 
     def _first_lane(self) -> "Lane | None":
         """The requests of the most important priority, in an order that is up to date."""
