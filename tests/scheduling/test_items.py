@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images and the like: what a scheduler does for them, besides their KV."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.version import Version
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
+
+import vllm_radix
+from vllm_radix.compat import vllm_version
 
 from .engine import Engine
-from .factory import image, make_request, make_scheduler
+from .factory import image, make_request, make_scheduler, sliding_window
+
+NEVER_SPLITS = Version(vllm_version()) >= Version("0.33")
+"""Whether vLLM leaves items that must not be split, and that no step has room for, unscheduled."""
 
 asynchronous = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 
@@ -24,6 +33,21 @@ def watch(engine: Engine) -> list[SchedulerOutput]:
 
     engine.scheduler.schedule = schedule_and_tell  # type: ignore[method-assign]
     return scheduled
+
+
+def chunks_of(scheduled: list[SchedulerOutput], request_id: str) -> list[tuple[int, int]]:
+    """What each step computes of a request: the first position, and the one after the last."""
+    chunks = []
+    start = 0
+    for step in scheduled:
+        for new in step.scheduled_new_reqs:
+            if new.req_id == request_id:
+                start = new.num_computed_tokens
+        num_tokens = step.num_scheduled_tokens.get(request_id, 0)
+        if num_tokens:
+            chunks.append((start, start + num_tokens))
+            start += num_tokens
+    return chunks
 
 
 def with_image(name: str, item: str, first: int) -> Any:
@@ -100,36 +124,93 @@ def test_an_item_that_must_not_be_split_is_not(
         engine.add(make_request([7] * num_taken, max_tokens=1))
     engine.add(with_item("second"))
     engine.run()
-    chunks = []
-    start = 0
-    for step in scheduled:
-        for new in step.scheduled_new_reqs:
-            if new.req_id == "second":
-                start = new.num_computed_tokens
-                assert start == num_before
-        num_tokens = step.num_scheduled_tokens.get("second", 0)
-        if num_tokens:
-            chunks.append((start, start + num_tokens))
-            start += num_tokens
+    chunks = chunks_of(scheduled, "second")
+    assert chunks[0][0] == num_before
     inside = range(num_before + 1, num_before + 30)
     assert not any(start in inside or end in inside for start, end in chunks)
     engine.check_idle()
 
 
-def test_a_request_that_is_alone_does_not_wait_for_more_room() -> None:
-    """Whatever it is that leaves less than a whole step: it would be for ever."""
+@pytest.mark.parametrize(("num_slots", "num_scheduled"), [(0, 50), (3, 50), (0, 47)])
+@pytest.mark.parametrize("num_before", [0, 3])
+@pytest.mark.parametrize("length", range(44, 52))
+def test_requests_with_items_that_fill_a_step_all_run(
+    length: int, num_before: int, num_slots: int, num_scheduled: int
+) -> None:
+    """Of 50 tokens in a step, drafters need some for each request, or others are left for them."""
+    room = min(50 - num_slots, num_scheduled)
+    if NEVER_SPLITS and length > room:
+        pytest.skip("this vLLM has them wait for ever")
     scheduler = make_scheduler(num_blocks=200, max_num_batched_tokens=50)
     scheduler.scheduler_config.disable_chunked_mm_input = True
-    request = make_request([9] * 30 + [5], mm_features=[image("cat", 0, 30)])
-    assert not scheduler._would_split_an_item(request, 0, 20)
-    scheduler.running.append(request)
-    assert not scheduler._would_split_an_item(request, 0, 20)
-    scheduler.running.append(make_request([7]))
-    assert scheduler._would_split_an_item(request, 0, 20)
-    assert not scheduler._would_split_an_item(request, 0, 30)
-    assert not scheduler._would_split_an_item(request, 1, 20)
+    scheduler.vllm_config.speculative_config = SimpleNamespace(
+        max_num_new_slots_for_drafting=num_slots, num_speculative_tokens=0
+    )
+    scheduler.max_num_scheduled_tokens = num_scheduled
+    engine = Engine(scheduler)
+    scheduled = watch(engine)
+    requests = [
+        make_request(
+            [*range(1, num_before + 1), *[9] * length, 5],
+            name,
+            mm_features=[image(name, num_before, length)],
+            max_tokens=3,
+        )
+        for name in ("one", "another")
+    ]
+    for request in requests:
+        engine.add(request)
+    for _ in range(20):
+        engine.step()
+    assert engine.finished >= {"one", "another"}
+    if length <= room:
+        # Nothing has to be split.
+        for request in requests:
+            for start, end in chunks_of(scheduled, request.request_id):
+                assert {start, end}.isdisjoint(range(num_before + 1, num_before + length))
 
 
+def test_what_is_left_of_an_item_must_not_be_split_either() -> None:
+    """The end of the image was evicted, and another request takes most of the step."""
+    scheduler = make_scheduler(num_blocks=200, max_num_batched_tokens=50)
+    scheduler.scheduler_config.disable_chunked_mm_input = True
+    engine = Engine(scheduler)
+
+    def with_item(name: str) -> Any:
+        item = image("cat", 4, 40)
+        return make_request([1, 2, 3, 4, *[9] * 40, 5], name, mm_features=[item], max_tokens=1)
+
+    engine.add(with_item("first"))
+    engine.run()
+    engine.pool.reclaim(engine.tree.evict(6))
+    scheduled = watch(engine)
+    engine.add(make_request([7] * 40, max_tokens=1))
+    engine.add(with_item("second"))
+    engine.run()
+    assert chunks_of(scheduled, "second") == [(24, 45)]
+
+
+def test_the_manager_of_vllm_splits_as_it_does_on_stock() -> None:
+    chunks = []
+    for cls in (vllm_radix.Scheduler, VllmScheduler):
+        scheduler = make_scheduler(
+            cls, num_blocks=200, max_num_batched_tokens=50, specs=(sliding_window(),)
+        )
+        scheduler.scheduler_config.disable_chunked_mm_input = True
+        engine = Engine(scheduler)
+        scheduled = watch(engine)
+        engine.add(make_request([7] * 40, max_tokens=1, hashed=True))
+        item = image("cat", 0, 30)
+        engine.add(
+            make_request([9] * 30 + [5], "item", mm_features=[item], max_tokens=1, hashed=True)
+        )
+        for _ in range(5):
+            engine.step()
+        chunks.append(chunks_of(scheduled, "item"))
+    assert chunks[0] == chunks[1] != []
+
+
+@pytest.mark.skipif(NEVER_SPLITS, reason="this vLLM lets it wait until it is alone")
 def test_an_item_longer_than_any_chunk_is_split() -> None:
     """Rather than wait for ever, as the threshold holds whenever another request is there."""
     scheduler = make_scheduler(num_blocks=200, long_prefill_token_threshold=16)
@@ -141,7 +222,7 @@ def test_an_item_longer_than_any_chunk_is_split() -> None:
     item = image("long", 0, 30)
     engine.add(make_request([9] * 30 + [5], "long", mm_features=[item], max_tokens=1))
     engine.run()
-    assert [step.num_scheduled_tokens.get("long") for step in scheduled[:3]] == [16, 15, None]
+    assert chunks_of(scheduled, "long") == [(0, 16), (16, 31)]
 
 
 @pytest.mark.parametrize("use_v2_model_runner", [False, True])

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.multimodal.utils import get_mm_features_in_window
 from vllm.v1.core.sched import scheduler as vllm_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
 from vllm.v1.core.sched.interface import SchedulerInterface
@@ -22,7 +23,7 @@ from vllm_radix.cache.manager import (
 )
 from vllm_radix.config import RadixConfig
 from vllm_radix.scheduling.admission import AdmissionControl, OpenGate
-from vllm_radix.scheduling.probe import BlockHashProbe, EncoderProbe, TreeProbe
+from vllm_radix.scheduling.probe import BlockHashProbe, EncoderCacheProbe, TreeProbe
 from vllm_radix.scheduling.queue import PrefixAffinityQueue
 from vllm_radix.scheduling.retention import Retention, wishes_of
 
@@ -96,7 +97,7 @@ class RadixMixin(VllmScheduler):
         self.affinity_queue = PrefixAffinityQueue(
             self.hash_probe or TreeProbe(self.radix_manager),  # type: ignore[arg-type]
             self.admission or OpenGate(),
-            EncoderProbe(lambda: self.encoder_cache_manager),
+            EncoderCacheProbe(lambda: self.encoder_cache_manager),
             patience=config.patience,
             by_priority=self.policy == SchedulingPolicy.PRIORITY,
         )
@@ -135,27 +136,25 @@ class RadixMixin(VllmScheduler):
         )
 
     def _would_split_an_item(self, request: Request, start: int, num_tokens: int) -> bool:
-        """Whether a chunk at ``start`` has a part of an item of which it must have all or nothing.
+        """Whether a chunk at ``start`` has a part of an item, of which it must have all the rest.
 
         vLLM 0.32 sees to it for items that begin after the first token of a chunk, and 0.33 for
         those that begin with it, too: there a match ends if another image follows the same text.
+        Items of which a part is cached are nobody's but ours.
         """
-        config = self.scheduler_config
-        if not config.disable_chunked_mm_input or self.is_encoder_decoder:
+        config, speculative = self.scheduler_config, self.vllm_config.speculative_config
+        if self.radix_manager is None or not config.disable_chunked_mm_input:
             return False
-        if all(running is request for running in self.running):
-            # Nobody else takes a part of the step: no later one has more room.
-            return False
+        # What is left in an empty step for one of several requests. vLLM has to split longer items.
         longest = min(
             self.max_num_scheduled_tokens,
-            config.long_prefill_token_threshold or self.max_num_scheduled_tokens,
+            config.max_num_batched_tokens
+            - (speculative.max_num_new_slots_for_drafting if speculative is not None else 0),
+            config.long_prefill_token_threshold or config.max_num_batched_tokens,
         )
-        return any(
-            # No chunk has room for a longer one. vLLM has to split it.
-            num_tokens < feature.mm_position.length <= longest
-            for feature in request.mm_features
-            if feature.mm_position.offset == start
-        )
+        first, last = get_mm_features_in_window(request.mm_features, start, start + 1)
+        positions = [feature.mm_position for feature in request.mm_features[first:last]]
+        return any(num_tokens < p.offset + p.length - start <= longest for p in positions)
 
     def _can_go_on(self) -> bool:
         """Whether some running request has something to compute that is not in flight already."""
@@ -190,6 +189,8 @@ class RadixMixin(VllmScheduler):
                 session.num_computed_tokens, max(session.num_tokens - 1, 0)
             )
         super()._update_request_as_session(session, update)
+        if self.affinity_queue is not None:
+            self.affinity_queue.look_again_at(session)
 
     def _free_request_blocks(self, request: Request) -> None:
         if self.hash_probe is not None:
