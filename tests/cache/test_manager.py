@@ -268,6 +268,15 @@ def test_a_request_goes_on_where_vllm_can(
     assert len(blocks.blocks[0]) == num_hit // BLOCK_SIZE
 
 
+def test_a_copy_holds_the_tokens_of_one_block() -> None:
+    """Too few of them are left before the items, and further ones are in another block."""
+    manager = make_manager(radix_config=RadixConfig(min_partial_tokens=2))
+    items = [image("a", 0, 9), image("b", 5, 4), image("c", 9, 11)]
+    run(manager, make_request([9] * 34, mm_features=items))
+    blocks, num_hit, _ = manager.get_computed_blocks(make_request([9] * 34, mm_features=items), 11)
+    assert (num_hit, len(blocks.blocks[0])) == (4, 1)
+
+
 # ---------------------------------------------------------------------- room
 
 

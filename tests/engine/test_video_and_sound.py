@@ -9,7 +9,7 @@ import pytest
 from .conftest import EngineFactory
 from .engines import LOGPROB_TOLERANCE, Ask, Kind, assert_same, max_difference
 from .items import apart, ask, at_most, text
-from .omni import VIDEO_A_CHUNK, image, sound, tiny_omni, video, video_with_sound
+from .omni import AUDIO_A_CHUNK, VIDEO_A_CHUNK, image, sound, tiny_omni, video, video_with_sound
 
 pytestmark = pytest.mark.engine
 
@@ -123,21 +123,31 @@ def test_resuming_inside_an_item(
     resume(engine, ours, args, ask(BEFORE, item, AFTER), chunk)
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("num_before", range(9, 17))
 def test_not_resuming_between_a_video_and_its_sound(
-    engine: EngineFactory, omni: Path, ours: Kind, block: int
+    engine: EngineFactory, omni: Path, ours: Kind, num_before: int
 ) -> None:
-    """Wherever in them a block ends, among them inside the sound that more of the video follows.
+    """Neither in the video before the sound, nor in the sound, nor in the video that follows.
 
-    Their encoders' outputs are told apart by the items that they belong to, and from there on the
-    model would take the video's first though the sound's come first.
+    Their encoders' outputs are told apart by the items that they belong to, and vLLM's model would
+    take the video's first though the sound's come first.
     """
     args: dict[str, Any] = {"model": omni, "block_size": 16, "skip_mm_profiling": True}
-    # So that the second token of the sound, or the fourth of the video, is the first of a block.
-    start = 16 * block + 15
-    num_before = start % 16 if block < 2 else 16 + 15 - (1 + VIDEO_A_CHUNK + 1) % 16
     asked = ask(text("before", num_before), video_with_sound(1, 1), AFTER)
-    resume(engine, ours, args, asked, 60)
+    # The end of the last whole block lies among the tokens of the first sound, or beside them.
+    first = num_before + 1 + VIDEO_A_CHUNK
+    assert first - 1 <= 48 <= first + AUDIO_A_CHUNK + 3
+    [expected] = engine("off", **args).run([asked])
+    # Beside another one, a request gets so many tokens in a step; if it is alone, all.
+    eng = engine(ours, long_prefill_token_threshold=56, **args)
+    requests = [eng.add(asked), eng.add(ask(text("other", 5)))]
+    eng.step()
+    for request in requests:
+        eng.abort(request)
+    eng.drain()
+    [answer] = eng.run([asked])
+    assert_same([expected], [answer])
+    assert answer.cached == at_most(ours, asked, 56, 16)
 
 
 def resume(engine: EngineFactory, ours: Kind, args: dict[str, Any], asked: Ask, chunk: int) -> None:
