@@ -93,7 +93,7 @@ class LabelTable:
         return len(self._label_of)
 
     def label(self, identifier: Hashable) -> int:
-        """The label of ``identifier``. Amortised O(tokens of a block + what waits, by label)."""
+        """The label of ``identifier``. Amortised O(tokens of a block), where little waits."""
         label = self._label_of.get(identifier)
         if label is None:
             if len(self._label_of) >= self._sweep_at:
