@@ -72,6 +72,29 @@ def test_whose_images_are_encoded_goes_first(async_scheduling: bool) -> None:
     assert [new.req_id for step in scheduled for new in step.scheduled_new_reqs] == ["b", "a", "c"]
 
 
+@asynchronous
+def test_who_has_more_of_its_images_cached_goes_first(async_scheduling: bool) -> None:
+    """The text is the same for all of them, and all images are in the encoder cache."""
+    engine = Engine(make_scheduler(max_num_seqs=1, async_scheduling=async_scheduling))
+
+    def with_images(name: str, *items: str) -> Any:
+        features = [image(item, 1 + 5 * number, 4) for number, item in enumerate(items)]
+        return make_request([1, *[9] * 15], name, mm_features=features, max_tokens=1)
+
+    for number, items in enumerate((("cat", "dog", "cow"), ("dog", "cow", "cat"))):
+        engine.add(with_images(f"before {number}", *items))
+        engine.run()
+    engine.add(make_request([4] * 8, "running", max_tokens=6))
+    engine.step()
+    scheduled = watch(engine)
+    engine.add(with_images("none", "cow", "cat", "dog"))
+    engine.add(with_images("one", "cat", "cow", "dog"))
+    engine.add(with_images("two", "dog", "cow", "dog"))
+    engine.run()
+    order = [new.req_id for step in scheduled for new in step.scheduled_new_reqs]
+    assert order == ["two", "one", "none"]
+
+
 def test_an_image_whose_end_is_cut_off_a_hit_has_to_be_encoded() -> None:
     """Of nine cached tokens eight are reused, and the ninth is the last of the image."""
     engine = Engine(make_scheduler(max_num_seqs=1, radix={"token_granular": False}))
