@@ -138,7 +138,9 @@ def _llama_config(vocab_size: int) -> dict[str, object]:
     }
 
 
-def _write(path: Path, tensors: Tensors, tokenizer: Tokenizer, config: dict[str, object]) -> None:
+def write_checkpoint(
+    path: Path, tensors: Tensors, tokenizer: Tokenizer, config: dict[str, object]
+) -> None:
     """Write a float32 checkpoint with its tokenizer."""
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save(str(path / "tokenizer.json"))
@@ -163,7 +165,7 @@ def tiny_llama(path: Path) -> Path:
     generator = torch.Generator().manual_seed(1)
     tensors = _llama_tensors(generator, VOCAB_SIZE, "model")
     config = {"architectures": ["LlamaForCausalLM"], **_llama_config(VOCAB_SIZE)}
-    _write(path, tensors, make_tokenizer(), config)
+    write_checkpoint(path, tensors, make_tokenizer(), config)
     return path
 
 
@@ -204,7 +206,7 @@ def tiny_idefics3(path: Path) -> Path:
         "text_config": _llama_config(IMAGE_VOCAB_SIZE),
         "tie_word_embeddings": False,
     }
-    _write(path, tensors, tokenizer, config)
+    write_checkpoint(path, tensors, tokenizer, config)
     _write_json(
         path / "preprocessor_config.json",
         {

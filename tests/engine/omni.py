@@ -6,18 +6,16 @@ torchvision, and which numbers the encoders get does not matter. All else is vLL
 the positions in time, height and width, and how a video and its sound are interleaved.
 """
 
-import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import AddedToken
 from transformers import (
     BatchFeature,
@@ -111,10 +109,8 @@ class Stream:
         }
 
     def item(self) -> MultiModalKwargsItem:
-        with _torchvision_or_a_stand_in():
-            from vllm.model_executor.models import qwen2_5_omni_thinker as omni
         data = self.data()
-        fields = omni.create_qwen2_5_omni_thinker_field_factory(SCALE)(data)
+        fields = _vllm_omni().create_qwen2_5_omni_thinker_field_factory(SCALE)(data)
         (item,) = MultiModalKwargsItems.from_hf_inputs(BatchFeature(data), fields)[self.modality]
         return item
 
@@ -245,21 +241,15 @@ def tiny_omni(path: Path) -> Path:
         f"thinker.{name}": _random(name, tensor, generator)
         for name, tensor in Qwen2_5OmniThinkerForConditionalGeneration(config).state_dict().items()
     }
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     tokenizer = models.make_tokenizer()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": models.EOS})
-    )
-    whole = {
+    whole: dict[str, object] = {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen2_5_omni",
         "thinker_config": config.to_dict(),
         "enable_audio_output": False,
-        "torch_dtype": "float32",
     }
-    (path / "config.json").write_text(json.dumps(whole))
+    models.write_checkpoint(path, tensors, tokenizer, whole)
     return path
 
 
@@ -301,19 +291,17 @@ class _NoProcessor(BaseMultiModalProcessor[_Info]):
 
 def _register() -> None:
     """Have vLLM know the architecture: its own Qwen2.5-Omni, without the processor."""
-    with _torchvision_or_a_stand_in():
-        from vllm.model_executor.models import qwen2_5_omni_thinker as omni
 
     @MULTIMODAL_REGISTRY.register_processor(_NoProcessor, info=_Info, dummy_inputs=_NoDummies)
-    class TinyOmni(omni.Qwen2_5OmniThinkerForConditionalGeneration):
+    class TinyOmni(_vllm_omni().Qwen2_5OmniThinkerForConditionalGeneration):
         pass
 
     ModelRegistry.register_model(ARCHITECTURE, TinyOmni)
 
 
-@contextmanager
-def _torchvision_or_a_stand_in() -> Iterator[None]:
-    """vLLM's model imports a function from beside those that resize images with torchvision."""
+@cache
+def _vllm_omni() -> Any:
+    """vLLM's module, which imports a function from beside those that need torchvision."""
     names: list[str] = []
     if find_spec("torchvision") is None:
         package = "torchvision.transforms.v2.functional"
@@ -324,7 +312,8 @@ def _torchvision_or_a_stand_in() -> Iterator[None]:
             if parent:
                 setattr(sys.modules[parent], child, sys.modules[name])
     try:
-        yield
+        from vllm.model_executor.models import qwen2_5_omni_thinker
     finally:
         for name in names:
             del sys.modules[name]
+    return qwen2_5_omni_thinker

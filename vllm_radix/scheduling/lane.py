@@ -314,9 +314,7 @@ class Lane:
             self._encoded = frozenset(self._encoder_cache.identifiers())
             for identifier in before ^ self._encoded:
                 for entry in list(self._having.get(identifier, ())):
-                    match = entry.match
-                    self._displace(entry)
-                    self._place(entry, match)
+                    self._move(entry, entry.match)
         if len(self.ordered) < min(WINDOW, len(self.arrivals)):
             for entry in self.arrivals[:WINDOW]:
                 if not entry.is_ordered:
@@ -330,8 +328,7 @@ class Lane:
     def look_again_at(self, entry: Waiting) -> None:
         """Look up a request, if it is in the window, and give it the place that it has now."""
         if entry.is_ordered:
-            self._displace(entry)
-            self._place(entry, self._probe.find(entry.request))
+            self._move(entry, self._probe.find(entry.request))
 
     def on_admitted(self, admitted: Waiting) -> None:
         """Count an admission; those that lacked the same as the admitted one have it now."""
@@ -383,8 +380,11 @@ class Lane:
             ):
                 entry.match = match
             else:
-                self._displace(entry)
-                self._place(entry, match)
+                self._move(entry, match)
+
+    def _move(self, entry: Waiting, match: CachedPrefix | None) -> None:
+        self._displace(entry)
+        self._place(entry, match)
 
     def _place(self, entry: Waiting, match: CachedPrefix | None) -> None:
         entry.match = match
